@@ -1,0 +1,11 @@
+"""PyTorch Geometric layers that run as fused GPU kernels."""
+
+__version__ = "0.1.0.dev0"
+
+from graphfuse import nn as nn
+from graphfuse import ops as ops
+from graphfuse import reference as reference
+from graphfuse import transforms as transforms
+from graphfuse.formats import RowWindows as RowWindows
+from graphfuse.formats import clear_cache as clear_cache
+from graphfuse.nn._dispatch import why_not as why_not

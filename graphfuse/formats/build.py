@@ -1,0 +1,165 @@
+"""Edge list -> row windows, in torch operations that run on CPU and CUDA alike and give the same integers.
+
+Everything here is a sort of integer keys followed by scans; there is no loop over windows. A *direction* is
+one of the two ways to read the graph: rows are receivers (the forward pass) or rows are senders (the
+transpose, for gradients).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WINDOW = 16  # rows of a row window
+BLOCK = 8  # columns of a tensor-core block (TCB)
+
+# Long windows are cut so that one slice is at most this many entries, or what one of _SLICES equal shares
+# of all entries would be, whichever is more. Fixed, not read off the GPU: the cuts decide the order of
+# summation, and results must not change with the machine. 4224 = 32 warps on each of 132 multiprocessors.
+_MIN_SLICE = 512
+_SLICES = 4224
+_STEP = 32  # slices begin on multiples of the widest step of a kernel
+
+
+class Direction(NamedTuple):
+    """Row windows of one direction before they are packed, all int32 but for the masks."""
+
+    ptr: Tensor  # [num_windows + 1], entries of each window
+    column: Tensor  # [num_entries], sorted within a window
+    row_mask: Tensor  # int16[num_entries], bit r: row r of the window has this column
+    tasks: Tensor  # [num_tasks, 4]: window, first entry, end, slot (-1: not cut), longest first
+    merges: Tensor  # [num_merges, 4]: window, first slot, slots, 0
+    split: int
+    num_slots: int
+
+
+class Sorted(NamedTuple):
+    """Edges in the order of the format: by window, column, copy, row."""
+
+    place: Tensor  # int64[num_edges]: window * num_cols + column
+    row: Tensor  # int64[num_edges]: row within its window
+    copy: Tensor | None  # int64[num_edges]: k for the k-th copy of a repeated edge; None: no edge repeats
+    perm: Tensor | None  # int64[num_edges]: positions in the caller's edge list, if asked for
+
+
+def sort_edges(row: Tensor, col: Tensor, num_cols: int, with_perm: bool) -> Sorted:
+    """Sorts edges by (window, column, copy, row); copies keep the caller's order."""
+    key = row.to(torch.int64, copy=True).bitwise_right_shift_(4).mul_(num_cols).add_(col)
+    key.bitwise_left_shift_(4).bitwise_or_(row & (WINDOW - 1))
+    if not with_perm:
+        # keys alone are half the bytes of keys with their permutation, and most graphs repeat no edge
+        distinct = torch.unique(key)
+        if distinct.numel() == key.numel():
+            return Sorted(distinct >> 4, distinct & 15, None, None)
+        del distinct
+    key, perm = torch.sort(key, stable=True)
+    repeated = key[1:] == key[:-1]
+    if not bool(repeated.any()):
+        return Sorted(key >> 4, key & 15, None, perm if with_perm else None)
+    new = torch.nn.functional.pad(~repeated, (1, 0), value=True)
+    position = torch.arange(key.numel(), device=key.device)
+    copy = position - position[new][new.cumsum(0) - 1]
+    # now by (place, row, copy); two stable sorts make it (place, copy, row) without a key that overflows
+    by_copy = torch.sort(copy, stable=True).indices
+    order = by_copy[torch.sort((key >> 4)[by_copy], stable=True).indices]
+    return Sorted(key[order] >> 4, key[order] & 15, copy[order], perm[order] if with_perm else None)
+
+
+def entry_starts(edges: Sorted) -> Tensor:
+    """First edge of each column entry, ``int64[num_entries + 1]``, the number of edges last."""
+    num_edges = edges.place.numel()
+    new = torch.ones(num_edges + 1, dtype=torch.bool, device=edges.place.device)
+    if num_edges > 0:
+        inner = new[1:-1]
+        torch.ne(edges.place[1:], edges.place[:-1], out=inner)
+        if edges.copy is not None:
+            inner |= edges.copy[1:] != edges.copy[:-1]
+    return new.nonzero().view(-1)
+
+
+def build_direction(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Direction:
+    """Row windows of the matrix with a one at every (row, col)."""
+    edges = sort_edges(row, col, num_cols, with_perm=False)
+    starts = entry_starts(edges)
+    place = edges.place[starts[:-1]]
+    # bits of one entry are distinct, so their sum is their union; int64, as the running sum is long
+    bits = torch.cumsum(torch.ones_like(edges.row).bitwise_left_shift_(edges.row), 0)
+    total = torch.nn.functional.pad(bits, (1, 0))[starts]
+    row_mask = torch.diff(total).to(torch.int16)
+    del edges, bits, total
+    num_windows = -(-num_rows // WINDOW)
+    bounds = torch.arange(num_windows + 1, device=place.device) * num_cols
+    ptr = torch.searchsorted(place, bounds).to(torch.int32)
+    column = (place % max(num_cols, 1)).to(torch.int32)
+    split = slice_length(column.numel())
+    tasks, merges, num_slots = cut_tasks(ptr, split, keep_whole=True)
+    return Direction(ptr, column, row_mask, tasks, merges, split, num_slots)
+
+
+def slice_length(num_entries: int) -> int:
+    """Longest run of entries that one program walks."""
+    return max(_MIN_SLICE, -(-num_entries // _SLICES // _STEP) * _STEP)
+
+
+def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor, int]:
+    """Tasks (longest first), merges and the number of slots for the windows or rows that ``ptr`` bounds.
+
+    Args:
+        ptr: ``int32[n + 1]``, where each window begins.
+        split: Windows with more entries than this are cut into equal slices.
+        keep_whole: Also list the windows that are not cut (else the kernel finds those through ``ptr``).
+    """
+    ptr = ptr.to(torch.int64)
+    length = torch.diff(ptr)
+    slices = length.add(split - 1).div_(split, rounding_mode="floor").clamp_(min=1)
+    cut = (slices > 1).nonzero().view(-1)
+    if not keep_whole:
+        slices = torch.where(slices > 1, slices, 0)
+    window = torch.repeat_interleave(slices)
+    rank = torch.arange(window.numel(), device=ptr.device) - (slices.cumsum(0) - slices)[window]
+    is_slice = slices[window] > 1
+    share = (length[window] + slices[window] - 1).div(slices[window], rounding_mode="floor")
+    whole_steps = (share + _STEP - 1).div(_STEP, rounding_mode="floor") * _STEP
+    share = torch.where(is_slice, whole_steps, share)
+    begin = ptr[window] + rank * share
+    end = torch.minimum(begin + share, ptr[1:][window])
+    slot = torch.where(is_slice, is_slice.cumsum(0) - 1, -1)
+    order = torch.sort(begin - end, stable=True).indices
+    tasks = torch.stack([window, begin, end, slot], 1)[order].to(torch.int32)
+    count = slices[cut]
+    merges = torch.stack([cut, count.cumsum(0) - count, count, torch.zeros_like(cut)], 1).to(torch.int32)
+    return tasks, merges, int(count.sum())
+
+
+def decode(ptr: Tensor, column: Tensor, row_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns, int64, of all edges in the order of the format."""
+    bit = torch.arange(WINDOW, device=column.device, dtype=torch.int16)
+    entry, offset = ((row_mask[:, None] >> bit) & 1).nonzero(as_tuple=True)
+    window = torch.repeat_interleave(torch.diff(ptr).long(), output_size=column.numel())
+    return window[entry] * WINDOW + offset, column[entry].long()
+
+
+def edges_per_row(ptr: Tensor, row_mask: Tensor, num_rows: int) -> Tensor:
+    """Edges of each row, ``int64[num_rows]``."""
+    bounds = ptr.long()
+    counts = []
+    for bit in range(WINDOW):
+        running = torch.cumsum((row_mask >> bit) & 1, 0, dtype=torch.int32)
+        total = torch.nn.functional.pad(running, (1, 0))[bounds]
+        counts.append(torch.diff(total))
+    return torch.stack(counts, 1).view(-1)[:num_rows].long()
+
+
+def loops_per_row(ptr: Tensor, column: Tensor, row_mask: Tensor, num_rows: int) -> Tensor:
+    """Edges with column == row, of each row, ``int64[num_rows]``."""
+    window = torch.repeat_interleave(torch.diff(ptr).long(), output_size=column.numel())
+    offset = column - window * WINDOW
+    inside = ((offset >= 0) & (offset < WINDOW)).nonzero().view(-1)
+    offset, mask = offset[inside], row_mask[inside].long() & 0xFFFF
+    loops = ((mask >> offset) & 1).long()
+    loops_at = torch.zeros(max(num_rows, 1), dtype=torch.int64, device=column.device)
+    # clamp: a column beyond the last row has no loop bit, and adds 0 to whatever row it lands on
+    loops_at.index_add_(0, column[inside].long().clamp_(max=max(num_rows - 1, 0)), loops)
+    return loops_at[:num_rows]

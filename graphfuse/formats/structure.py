@@ -1,0 +1,175 @@
+"""What a record and its transpose share: the packed tensors, built eagerly or on first use."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import build
+from graphfuse.formats import packed as packing
+from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.walk import Walk, edge_order, walk
+
+Key = tuple[int, int, int, torch.device]
+
+
+class Structure:
+    """Packed tensors of one graph. They are never written after they are made."""
+
+    def __init__(self, windows: Tensor, key: int, source: Tensor | None) -> None:
+        self.windows = windows
+        scalars = self.scalars
+        self.shape = (scalars.num_dst, scalars.num_src)
+        self.num_edges = scalars.num_edges
+        self.num_entries = tuple(walk(windows, transposed).num_entries for transposed in (False, True))
+        self.fingerprint = key
+        # the caller's edge list, for what is built on demand; an alias, so that a cache keyed weakly on the
+        # caller's tensor object does not keep that object alive
+        self.source = source
+        self.rows: Tensor | None = None
+        self.window_edges: Tensor | None = None
+        self.row_edges: Tensor | None = None
+        self.memo: dict[Any, Any] = {}
+        self.lock = threading.RLock()
+        _remember(self)
+
+    @property
+    def scalars(self) -> packing.Scalars:
+        """Sizes, known on the host."""
+        return packing.unpack(self.windows).scalars
+
+    def packed(self) -> dict[str, Tensor]:
+        """The packed tensors built so far, by attribute."""
+        parts = {name: getattr(self, name) for name in ("windows", *_MAKERS)}
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+    def lazy(self, name: str) -> Tensor:
+        """The packed tensor called ``name``, built on first use."""
+        built: Tensor | None = getattr(self, name)
+        if built is None:
+            if self.windows.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"the {name} of these row windows would be built during CUDA graph capture; run the same "
+                    "call once before the capture"
+                )
+            with self.lock, torch.no_grad():
+                built = getattr(self, name)
+                if built is None:
+                    built = _MAKERS[name](self)
+                    setattr(self, name, built)
+        return built
+
+    def edge_index(self) -> Tensor:
+        """The caller's edge list on the structure's device; raises if it was modified since."""
+        if self.source is None:
+            raise RuntimeError(
+                "these row windows carry no edge list; build them with RowWindows.from_edge_index"
+            )
+        source = self.source.to(self.windows.device)
+        if fingerprint(source) != self.fingerprint:
+            raise RuntimeError(
+                "the edge_index that these row windows were built from was modified since; build them again"
+            )
+        return source
+
+
+# Live structures by size and device, so that an edge list that was copied (as `data.to(device)` does) is
+# recognised by its fingerprint. Weak: a record lives as long as its users.
+_LIVE: dict[Key, weakref.WeakSet[Structure]] = {}
+_LIVE_LOCK = threading.Lock()
+
+
+def _remember(structure: Structure) -> None:
+    s = structure.scalars
+    with _LIVE_LOCK:
+        for key in [key for key, alive in _LIVE.items() if not alive]:
+            del _LIVE[key]
+        key = (s.num_dst, s.num_src, s.num_edges, structure.windows.device)
+        _LIVE.setdefault(key, weakref.WeakSet()).add(structure)
+
+
+def find_live(edge_index: Tensor, num_src: int, num_dst: int) -> Structure | None:
+    """A live structure on the same device that was built from equal edges in the same order, if any."""
+    with _LIVE_LOCK:
+        candidates = list(_LIVE.get((num_dst, num_src, edge_index.size(1), edge_index.device), ()))
+    if not candidates:
+        return None
+    key = fingerprint(edge_index)
+    return next((found for found in candidates if found.fingerprint == key), None)
+
+
+def pack_windows(
+    forward: build.Direction, backward: build.Direction, symmetric: bool, sizes: tuple[int, int, int]
+) -> Tensor:
+    """Both directions of the windows in one tensor; ``sizes`` is (num_dst, num_src, num_edges)."""
+    if symmetric:
+        backward = forward
+    splits = (forward.split, backward.split, forward.num_slots, backward.num_slots)
+    sections = _window_sections(forward)
+    sections += sections if symmetric else _window_sections(backward)
+    return packing.pack(packing.WINDOWS, packing.Scalars(*sizes, int(symmetric), *splits), sections)
+
+
+def _window_sections(half: build.Direction) -> list[Tensor]:
+    even = torch.nn.functional.pad(half.row_mask, (0, half.row_mask.numel() % 2))  # two masks in one int32
+    return [half.ptr, half.tasks, half.merges, half.column, even.view(torch.int32)]
+
+
+def _build_rows(structure: Structure) -> Tensor:
+    scalars = structure.scalars
+    split = build.slice_length(scalars.num_edges)
+    sections, slots = _row_sections(walk(structure.windows, False), split)
+    if scalars.symmetric:
+        backward, backward_slots = sections, slots
+    else:
+        backward, backward_slots = _row_sections(walk(structure.windows, True), split)
+    scalars = scalars._replace(split_dst=split, split_src=split, slots_dst=slots, slots_src=backward_slots)
+    return packing.pack(packing.ROWS, scalars, sections + backward)
+
+
+def _row_sections(windows: Walk, split: int) -> tuple[list[Tensor], int]:
+    assert windows.row_mask is not None
+    row, column = build.decode(windows.ptr, windows.column, windows.row_mask)
+    row, order = torch.sort(row.to(torch.int32), stable=True)  # window order is by column and copy
+    bounds = torch.arange(windows.num_rows + 1, device=row.device, dtype=torch.int32)
+    ptr = torch.searchsorted(row, bounds).to(torch.int32)
+    tasks, merges, num_slots = build.cut_tasks(ptr, split, keep_whole=False)
+    return [ptr, tasks, merges, column[order].to(torch.int32)], num_slots
+
+
+def _build_window_edges(structure: Structure) -> Tensor:
+    source, scalars = structure.edge_index(), structure.scalars
+    sections: list[Tensor] = []
+    for transposed in (False, True):
+        row, col = (source[0], source[1]) if transposed else (source[1], source[0])
+        num_cols = scalars.num_dst if transposed else scalars.num_src
+        edges = build.sort_edges(row, col, num_cols, with_perm=True)
+        assert edges.perm is not None
+        # in a symmetric structure the entries are shared; the permutation is not, as w_ij need not be w_ji
+        shared = transposed and scalars.symmetric
+        ptr = sections[0] if shared else build.entry_starts(edges).to(torch.int32)
+        sections += [ptr, edges.perm.to(torch.int32)]
+    return packing.pack(packing.WINDOW_EDGES, scalars, sections)
+
+
+def _build_row_edges(structure: Structure) -> Tensor:
+    sections: list[Tensor] = []
+    for transposed in (False, True):
+        w = walk(structure.windows, transposed)
+        assert w.row_mask is not None
+        row, _ = build.decode(w.ptr, w.column, w.row_mask)
+        order = torch.sort(row.to(torch.int32), stable=True).indices
+        sections.append(edge_order(structure.lazy("window_edges"), transposed).perm[order])
+    return packing.pack(packing.ROW_EDGES, structure.scalars, sections)
+
+
+_MAKERS: dict[str, Callable[[Structure], Tensor]] = {
+    "rows": _build_rows,
+    "window_edges": _build_window_edges,
+    "row_edges": _build_row_edges,
+}

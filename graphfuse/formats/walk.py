@@ -1,0 +1,101 @@
+"""What a kernel walks: one direction of a packed structure, as named views."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import packed as packing
+from graphfuse.formats.build import WINDOW, decode
+
+
+class Walk(NamedTuple):
+    """One direction of a structure: windows of 16 rows, or (``height == 1``) single rows.
+
+    With windows, a task is a window or a slice of a long one, and every window has at least one. With rows,
+    only the slices of long rows are tasks; a row of at most ``split`` edges is found through ``ptr``.
+    """
+
+    height: int
+    num_rows: int
+    num_cols: int
+    ptr: Tensor  # int32[num_windows + 1]
+    tasks: Tensor  # int32[num_tasks, 4]: window, first entry, end, slot or -1
+    merges: Tensor  # int32[num_merges, 4]: window, first slot, slots, 0
+    column: Tensor  # int32[num_entries]
+    row_mask: Tensor | None  # int16[num_entries], bit r: row r of the window; None for rows
+    split: int
+    num_slots: int
+
+    @property
+    def num_entries(self) -> int:
+        """Column entries: what one gather of a matrix reads."""
+        return self.column.numel()
+
+
+def walk(packed: Tensor, transposed: bool) -> Walk:
+    """The forward (``transposed=False``) or backward direction of ``packed`` windows or rows."""
+    kind, scalars, sections = packing.unpack(packed)
+    rows, cols = scalars.num_dst, scalars.num_src
+    split, slots = scalars.split_dst, scalars.slots_dst
+    if transposed:
+        rows, cols, split, slots = cols, rows, scalars.split_src, scalars.slots_src
+    if kind == packing.WINDOWS:
+        ptr, tasks, merges, column, mask = sections[5:] if transposed else sections[:5]
+        row_mask = mask.view(torch.int16)[: column.numel()]
+        return Walk(
+            WINDOW, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, split, slots
+        )
+    if kind == packing.ROWS:
+        ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
+        return Walk(1, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, split, slots)
+    raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
+
+
+def to_edge_index(w: Walk) -> Tensor:
+    """The edges of ``w`` in its own order: ``int64[2, num_edges]``, sources (columns) over receivers."""
+    if w.row_mask is None:
+        row = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
+        return torch.stack([w.column.long(), row])
+    row, column = decode(w.ptr, w.column, w.row_mask)
+    return torch.stack([column, row])
+
+
+class EdgeOrder(NamedTuple):
+    """Where per-edge values of the caller lie, seen from a walk."""
+
+    ptr: Tensor | None  # int32[num_entries + 1], edges before each entry; None for rows (an entry is an edge)
+    perm: Tensor  # int32[num_edges]: position in the caller's edge list of the walk's e-th edge
+
+
+def edge_order(packed: Tensor, transposed: bool) -> EdgeOrder:
+    """The forward or backward direction of a packed edge order."""
+    kind, _, sections = packing.unpack(packed)
+    if kind == packing.WINDOW_EDGES:
+        return EdgeOrder(*(sections[2:] if transposed else sections[:2]))
+    if kind == packing.ROW_EDGES:
+        return EdgeOrder(None, sections[int(transposed)])
+    raise ValueError(f"the packed graph is of kind {kind}, wanted an edge order")
+
+
+class Walks(NamedTuple):
+    """Both directions of a structure, with the caller's edges seen from each if they are needed."""
+
+    forward: Walk
+    backward: Walk
+    edges: EdgeOrder | None
+    backward_edges: EdgeOrder | None
+
+    def transpose(self) -> Walks:
+        """The directions swapped."""
+        return Walks(self.backward, self.forward, self.backward_edges, self.edges)
+
+
+def walks(graph: Tensor, order: Tensor | None, transposed: bool) -> Walks:
+    """Both directions of packed windows or rows and, if given, of the packed edge order that fits them."""
+    edges = (
+        (None, None) if order is None else (edge_order(order, transposed), edge_order(order, not transposed))
+    )
+    return Walks(walk(graph, transposed), walk(graph, not transposed), *edges)

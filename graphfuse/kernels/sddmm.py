@@ -1,0 +1,113 @@
+"""Sampled product: one dot product of a row of `a` and a row of `b` per edge."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphfuse.formats.walk import EdgeOrder, Walk
+from graphfuse.kernels import launch
+from graphfuse.kernels.run import accumulator, run
+from graphfuse.kernels.tiles import dot, load_task, popcount16
+
+
+# s[e] = <a[i], b[j]> for the edges e = (j -> i) of a window: 16 rows against COLUMNS entries on tensor cores.
+#   grid      (num_tasks,): one program = one task
+#   reads     a [num_rows, DIM], b [num_cols, DIM]; tasks, column, row_mask; edge_ptr, edge_perm
+#   writes    s [num_edges], in the caller's order; every edge is written once
+#   order     features left to right in blocks, no atomics: bitwise reproducible
+#   requires  float16 or bfloat16 (float32 walks rows: its products are not exact in TF32)
+@triton.jit(do_not_specialize=["num_rows"])
+def _sddmm_window_kernel(
+    a_ptr, b_ptr, out_ptr, tasks_ptr, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr, num_rows,
+    a_stride, b_stride,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    window, begin, end, _ = load_task(tasks_ptr, tl.program_id(0))
+    row = tl.arange(0, 16)
+    rows = window * 16 + row
+    mask_row = rows < num_rows
+    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        offs = start + tl.arange(0, COLUMNS)
+        live = offs < end
+        offs = tl.minimum(offs, end - 1)
+        column = tl.load(column_ptr + offs)
+        bits = tl.load(row_mask_ptr + offs).to(tl.int32)
+        total = tl.zeros((16, COLUMNS), dtype=ACC)
+        for first in tl.range(0, DIM, BLOCK_DIM, num_stages=1):
+            offs_dim = first + tl.arange(0, BLOCK_DIM)
+            mask_dim = offs_dim < DIM
+            offs_a = rows[:, None].to(tl.int64) * a_stride + offs_dim[None, :]
+            a = tl.load(a_ptr + offs_a, mask=mask_row[:, None] & mask_dim[None, :], other=0.0)
+            offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
+            b = tl.load(b_ptr + offs_b, mask=mask_dim[None, :], other=0.0)
+            total = dot(a, tl.trans(b), total, ACC)
+        valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
+        if WITHOUT_LOOPS:
+            total = tl.where(column[None, :] == rows[:, None], 0.0, total)
+        below = popcount16(bits[None, :] & ((1 << row[:, None]) - 1))
+        edge = tl.load(edge_ptr + offs)[None, :] + below
+        place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
+        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=valid)
+
+
+# s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
+#   grid      (num_tasks + num_rows,), as the row kernel of spmm
+#   reads     a [num_rows, DIM], b [num_cols, DIM]; ptr, tasks, column, edge_perm
+#   writes    s [num_edges], in the caller's order; every edge is written once
+#   order     features left to right in blocks, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
+def _sddmm_row_kernel(
+    a_ptr, b_ptr, out_ptr, ptr_ptr, tasks_ptr, column_ptr, edge_perm_ptr, num_tasks, num_rows, split,
+    a_stride, b_stride,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    if pid < num_tasks:
+        row, begin, end, _ = load_task(tasks_ptr, pid)
+    else:
+        row = pid - num_tasks
+        begin = tl.load(ptr_ptr + row)
+        end = tl.load(ptr_ptr + row + 1)
+        if end - begin > split:
+            return  # its slices were listed as tasks
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        total = tl.zeros((EDGES,), dtype=ACC)
+        for first in tl.range(0, DIM, BLOCK_DIM, num_stages=1):
+            offs_dim = first + tl.arange(0, BLOCK_DIM)
+            mask_dim = offs_dim < DIM
+            a = tl.load(a_ptr + row.to(tl.int64) * a_stride + offs_dim, mask=mask_dim, other=0.0).to(ACC)
+            offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
+            b = tl.load(b_ptr + offs_b, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
+            total += tl.sum(a[None, :] * b, 1)
+        if WITHOUT_LOOPS:
+            total = tl.where(column == row, 0.0, total)
+        place = tl.load(edge_perm_ptr + offs, mask=live, other=0)
+        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=live)
+
+
+def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
+    """Launches the kernel over ``w``; operands are checked by :mod:`graphfuse.ops`."""
+    out = a.new_empty(edges.perm.numel())
+    if out.numel() == 0:
+        return out
+    num_tasks, strides = w.tasks.size(0), (a.stride(0), b.stride(0))
+    dim, rest = a.size(1), (without_loops, accumulator(a.dtype))
+    if w.row_mask is not None:
+        config = launch.sddmm_window(dim)
+        constants = (dim, config.block_dim, config.step, config.stages, *rest)
+        tensors = (a, b, out, w.tasks, w.column, w.row_mask, edges.ptr, edges.perm)
+        run(_sddmm_window_kernel, num_tasks, config.warps, tensors, (w.num_rows,), strides, constants)
+    else:
+        config = launch.sddmm_row(dim)
+        constants = (dim, config.block_dim, config.step, config.stages, *rest)
+        by_row = (a, b, out, w.ptr, w.tasks, w.column, edges.perm)
+        counts, programs = (num_tasks, w.num_rows, w.split), num_tasks + w.num_rows
+        run(_sddmm_row_kernel, programs, config.warps, by_row, counts, strides, constants)
+    return out

@@ -1,0 +1,209 @@
+"""Pieces that kernels share: reading a task, summing over a window or a row, finishing a tile."""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.device import INTERPRETING
+
+_INTERPRETING = tl.constexpr(INTERPRETING)
+
+
+@triton.jit
+def load_task(tasks_ptr, task):
+    # one 16-byte record: window, first entry, end, slot
+    base = tasks_ptr + task.to(tl.int64) * 4
+    return tl.load(base), tl.load(base + 1), tl.load(base + 2), tl.load(base + 3)
+
+
+@triton.jit
+def popcount16(bits):
+    # tl has no popcount, and libdevice's is neither in the interpreter nor the same on AMD
+    bits = bits - ((bits >> 1) & 0x5555)
+    bits = (bits & 0x3333) + ((bits >> 2) & 0x3333)
+    bits = (bits + (bits >> 4)) & 0x0F0F
+    return (bits + (bits >> 8)) & 0x1F
+
+
+@triton.jit
+def dot(a, b, acc, ACC: tl.constexpr):
+    # a @ b + acc in full precision of the operands; the interpreter multiplies the bit patterns of bfloat16
+    if _INTERPRETING and a.dtype == tl.bfloat16:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="tf32x3", out_dtype=ACC)
+
+
+@triton.jit
+def dot_exact(a, x, acc, ACC: tl.constexpr):
+    # a is 0/1, exact in every format. float32 x is cut into three pieces of 8 bits, each exact in bfloat16,
+    # so that the products are those of float32: half the tensor-core work of TF32, which also drops bits.
+    if x.dtype == tl.float32:
+        high, x = _top_bits(x)
+        middle, low = _top_bits(x)
+        a = a.to(tl.bfloat16)
+        acc = dot(a, low.to(tl.bfloat16), acc, ACC)
+        acc = dot(a, middle.to(tl.bfloat16), acc, ACC)
+        acc = dot(a, high.to(tl.bfloat16), acc, ACC)
+    else:
+        acc = dot(a, x, acc, ACC)
+    return acc
+
+
+@triton.jit
+def _top_bits(x):
+    # float32 x = top + rest, top with the 8 leading bits of x; both are exact
+    top = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return top, x - top
+
+
+@triton.jit
+def window_sum(
+    x_ptr, x_stride, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
+    first_row, begin, end, offs_dim, mask_dim,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    # Sum over the entries [begin, end) of one window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS
+    # entries (a bit, or an edge weight) times the gathered rows of x.
+    row = tl.arange(0, 16)
+    acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        offs = start + tl.arange(0, COLUMNS)
+        live = offs < end
+        # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
+        offs = tl.minimum(offs, end - 1)
+        column = tl.load(column_ptr + offs)
+        bits = tl.load(row_mask_ptr + offs).to(tl.int32)
+        offs_x = column[:, None].to(tl.int64) * x_stride + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
+        if col_scale_ptr is not None:
+            scale = tl.load(col_scale_ptr + column).to(ACC)
+            x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
+        valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
+        if WITHOUT_LOOPS:
+            valid = valid & (column[None, :] != first_row + row[:, None])
+        if edge_weight_ptr is None:
+            acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
+        else:
+            w = _window_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, offs, bits, row, valid)
+            acc = dot(w.to(x.dtype), x, acc, ACC)
+    # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
+    # sum again entry by entry and let each row see its own neighbours alone.
+    if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
+        acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
+        for entry in tl.range(begin, end):
+            column = tl.load(column_ptr + entry)
+            bits = tl.load(row_mask_ptr + entry).to(tl.int32)
+            x = tl.load(x_ptr + column.to(tl.int64) * x_stride + offs_dim, mask=mask_dim, other=0.0).to(ACC)
+            if col_scale_ptr is not None:
+                x = x * tl.load(col_scale_ptr + column).to(ACC)
+            valid = ((bits >> row) & 1) != 0
+            if WITHOUT_LOOPS:
+                valid = valid & (column != first_row + row)
+            term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
+            if edge_weight_ptr is not None:
+                w = _entry_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, entry, bits, row, valid)
+                term = term * w[:, None].to(ACC)
+            acc += tl.where(valid[:, None], term, 0.0)
+    return acc
+
+
+@triton.jit
+def _window_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, offs, bits, row, valid):
+    below = popcount16(bits[None, :] & ((1 << row[:, None]) - 1))
+    edge = tl.load(edge_ptr + offs)[None, :] + below
+    place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
+    return tl.load(edge_weight_ptr + place, mask=valid, other=0.0)
+
+
+@triton.jit
+def _entry_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, entry, bits, row, valid):
+    edge = tl.load(edge_ptr + entry) + popcount16(bits & ((1 << row) - 1))
+    place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
+    return tl.load(edge_weight_ptr + place, mask=valid, other=0.0)
+
+
+@triton.jit
+def row_sum(
+    x_ptr, x_stride, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
+    row, begin, end, offs_dim, mask_dim,
+    BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    # Sum over the edges [begin, end) of one row: float[1, BLOCK_DIM], plain adds.
+    acc = tl.zeros((EDGES, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        if WITHOUT_LOOPS:
+            live = live & (column != row)
+        offs_x = column[:, None].to(tl.int64) * x_stride + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
+        if col_scale_ptr is not None:
+            x = x * tl.load(col_scale_ptr + column, mask=live, other=0.0).to(ACC)[:, None]
+        if edge_weight_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)
+            x = x * tl.load(edge_weight_ptr + place, mask=live, other=0.0).to(ACC)[:, None]
+        acc += x
+    return tl.sum(acc, 0)[None, :]
+
+
+@triton.jit
+def finish_tile(
+    acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+    weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
+    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
+    HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # acc[HEIGHT, BLOCK_DIM] is the sum over the neighbours of `rows`: add the diagonal, scale the rows,
+    # multiply by weight[OUT_DIM, DIM] if there is one, add the bias, apply ReLU, store.
+    mask_row = rows < num_rows
+    offs_row = rows.to(tl.int64)
+    if loop_weight_ptr is not None:
+        has_loop = rows < num_loops
+        own = tl.load(loop_weight_ptr + rows, mask=has_loop, other=0.0).to(ACC)
+        offs_x = offs_row[:, None] * x_stride + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=has_loop[:, None] & mask_dim[None, :], other=0.0).to(ACC)
+        if col_scale_ptr is not None:
+            own = own * tl.load(col_scale_ptr + rows, mask=has_loop, other=0.0).to(ACC)
+        acc += own[:, None] * x
+    if row_scale_ptr is not None:
+        acc = acc * tl.load(row_scale_ptr + rows, mask=mask_row, other=0.0).to(ACC)[:, None]
+    if aggregate_ptr is not None:
+        mask = mask_row[:, None] & mask_dim[None, :]
+        tl.store(
+            aggregate_ptr + offs_row[:, None] * DIM + offs_dim[None, :],
+            acc.to(aggregate_ptr.dtype.element_ty),
+            mask=mask,
+        )
+    if weight_ptr is None:
+        _store(acc, bias_ptr, out_ptr, offs_row, mask_row, offs_dim, mask_dim, OUT_DIM, RELU, ACC)
+    else:
+        for first in tl.range(0, OUT_DIM, BLOCK_OUT, num_stages=1):
+            offs_out = first + tl.arange(0, BLOCK_OUT)
+            mask_out = offs_out < OUT_DIM
+            if HEIGHT == 1:
+                offs = offs_out[:, None] * weight_stride_out + offs_dim[None, :] * weight_stride_in
+                w = tl.load(weight_ptr + offs, mask=mask_out[:, None] & mask_dim[None, :], other=0.0)
+                y = tl.sum(acc * w.to(ACC), 1)[None, :]
+            else:
+                offs = offs_out[None, :] * weight_stride_out + offs_dim[:, None] * weight_stride_in
+                w = tl.load(weight_ptr + offs, mask=mask_dim[:, None] & mask_out[None, :], other=0.0)
+                y = dot(acc.to(w.dtype), w, tl.zeros((HEIGHT, BLOCK_OUT), dtype=ACC), ACC)
+            _store(y, bias_ptr, out_ptr, offs_row, mask_row, offs_out, mask_out, OUT_DIM, RELU, ACC)
+
+
+@triton.jit
+def _store(
+    y, bias_ptr, out_ptr, offs_row, mask_row, offs_out, mask_out, OUT_DIM: tl.constexpr, RELU: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + offs_out, mask=mask_out, other=0.0).to(ACC)[None, :]
+    if RELU:
+        y = tl.where(y < 0, 0.0, y)  # a NaN stays, as in torch.relu
+    tl.store(
+        out_ptr + offs_row[:, None] * OUT_DIM + offs_out[None, :],
+        y.to(out_ptr.dtype.element_ty),
+        mask=mask_row[:, None] & mask_out[None, :],
+    )

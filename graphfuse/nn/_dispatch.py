@@ -1,0 +1,141 @@
+"""Whether a layer's forward may run fused, and in one sentence each why not.
+
+A fused kernel computes what `propagate` computes, but runs none of it: no `message`, no hook, no explainer
+sees the edges. So it may only run when nobody would notice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+
+from graphfuse.formats import RowWindows
+from graphfuse.kernels.device import kernel_problem
+
+log = logging.getLogger("graphfuse")
+
+_STEPS = frozenset(
+    ("message", "aggregate", "update", "edge_update", "message_and_aggregate", "propagate", "edge_updater")
+)
+_HOOKS = tuple(
+    f"_{step}_forward_{kind}hooks"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for kind in ("pre_", "")
+)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> Iterator[str]:
+    """Sentences for the conditions that all layers share; nothing if they all hold.
+
+    Args:
+        layer: The layer whose forward asks.
+        base: graphfuse's class that defines this forward; a subclass may have overridden its steps.
+        x: Features of the sources.
+        edge_index: What the user passed for the graph.
+    """
+    if os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0"):
+        yield "GRAPHFUSE_DISABLE=1 is set"
+    if torch._C._get_tracing_state() is not None:  # torch.jit.trace and the ONNX exporter built on it
+        yield "the model is being traced or exported to ONNX"
+    if torch.compiler.is_compiling():
+        yield "torch.compile is tracing the layer"
+    if layer.explain is True:
+        yield "the layer is being explained (layer.explain is True), which needs every message"
+    if layer.decomposed_layers != 1:
+        yield f"decomposed_layers is {layer.decomposed_layers}; the kernels handle all features at once"
+    state = layer.__dict__
+    for hooks in _HOOKS:
+        if state[hooks]:
+            yield f"a hook is registered on a step of message passing ({hooks[1:]})"
+    yield from _overridden(type(layer), base)  # type: ignore[arg-type]  # classes are hashable
+    if not _STEPS.isdisjoint(state):
+        for step in sorted(_STEPS.intersection(state)):
+            if not _is_generated(state[step], layer):
+                yield f"`{step}` was replaced on this layer object"
+    if layer.aggr not in ("add", "sum"):
+        yield f"the aggregation is {layer.aggr!r}; the kernels sum"
+    yield from _edge_index_reasons(edge_index)
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        yield "the features are not a dense tensor"
+    elif x.dim() != 2:
+        yield f"the features have {x.dim()} dimensions; the kernels take 2"
+    else:
+        problem = kernel_problem(x.device, x.dtype)
+        if problem is not None:
+            yield problem
+
+
+def _edge_index_reasons(edge_index: Any) -> Iterator[str]:
+    if isinstance(edge_index, (RowWindows, EdgeIndex)):
+        return
+    if not isinstance(edge_index, Tensor):
+        yield f"the graph is a {type(edge_index).__name__}; pass an edge_index tensor or RowWindows"
+    elif edge_index.layout != torch.strided:
+        yield f"the graph is a {edge_index.layout} tensor; pass an edge_index tensor or RowWindows"
+    elif edge_index.dtype not in _INTEGERS or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        shape = list(edge_index.shape)
+        yield f"edge_index must be int32 or int64 of shape [2, num_edges] (got {edge_index.dtype} {shape})"
+
+
+@functools.cache
+def _overridden(cls: Any, base: Any) -> tuple[str, ...]:
+    reasons = []
+    for step in sorted(_STEPS):
+        mine, own = getattr(cls, step), getattr(base, step)
+        generated = mine.__module__.endswith(("_propagate", "_edge_updater"))
+        if mine is not own and not generated and mine is not getattr(MessagePassing, step):
+            reasons.append(f"{cls.__name__} overrides `{step}`")
+    return tuple(reasons)
+
+
+def _is_generated(method: Any, layer: MessagePassing) -> bool:
+    # switching `explain` or `decomposed_layers` back leaves PyG's own method on the object
+    return getattr(method, "__func__", None) is getattr(type(layer), "_jinja_propagate", None)
+
+
+def fall_back(layer: MessagePassing, reasons: list[str]) -> None:
+    """Notes that ``layer`` runs PyG's path; raises instead with ``GRAPHFUSE_STRICT=1``."""
+    sentence = f"{type(layer).__name__} is not fused: {'; '.join(reasons)}"
+    if os.environ.get("GRAPHFUSE_STRICT", "0") not in ("", "0"):
+        raise RuntimeError(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
+    if layer.__dict__.get("_not_fused") != reasons:
+        layer.__dict__["_not_fused"] = reasons
+        _log_once(sentence)
+
+
+def fused(layer: MessagePassing) -> None:
+    """Notes that ``layer`` runs fused."""
+    layer.__dict__["_not_fused"] = []
+
+
+@functools.lru_cache(maxsize=256)
+def _log_once(sentence: str) -> None:
+    log.info(sentence)
+
+
+def path_taken(layer: torch.nn.Module) -> list[str] | None:
+    """How the last forward of ``layer`` ran: ``[]`` fused, else the reasons; ``None`` if it did not run."""
+    taken: list[str] | None = layer.__dict__.get("_not_fused")
+    return taken
+
+
+def why_not(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> list[str]:
+    """Why ``layer(*args, **kwargs)`` would not run fused, a sentence per reason; empty if it would.
+
+    Nothing is computed. Example: ``graphfuse.why_not(conv, x, edge_index)``.
+    """
+    ask = getattr(layer, "why_not_fused", None)
+    if ask is None:
+        name = f"{type(layer).__module__}.{type(layer).__name__}"
+        return [f"{name} is not a graphfuse layer; use the class of that name in graphfuse.nn"]
+    reasons: list[str] = ask(*args, **kwargs)
+    return reasons

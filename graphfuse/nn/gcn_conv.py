@@ -1,0 +1,298 @@
+"""GCNConv: symmetric normalisation around a sum over neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.nn.dense.linear import Linear, is_uninitialized_parameter
+from torch_geometric.nn.inits import zeros
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, SparseTensor
+from torch_geometric.utils import spmm as torch_spmm
+
+from graphfuse import ops
+from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import row_windows
+from graphfuse.nn import _dispatch
+
+
+class GCNConv(MessagePassing):
+    r"""The graph convolution of Kipf & Welling, fused: a drop-in for PyG's ``GCNConv``.
+
+    .. math::
+        X' = \hat D^{-1/2} \hat A \hat D^{-1/2} X \Theta + b, \qquad \hat A = A + I
+
+    Constructor, forward, parameters, ``state_dict``, initialisation and options are those of
+    :class:`torch_geometric.nn.GCNConv`. The normalisation is a row scale and a column scale around a binary
+    matrix, kept with the graph; self-loops are a term of the kernel, not edges. Where fusion does not apply
+    (see :func:`graphfuse.why_not`), the same layer runs PyG's path.
+
+    Args:
+        in_channels: Size of each input row; ``-1`` derives it from the first input.
+        out_channels: Size of each output row.
+        improved: Whether added self-loops weigh 2; as in PyG, of effect only with edge weights.
+        cached: Whether to keep the first normalised graph and ignore later ones.
+        add_self_loops: Whether to add missing self-loops; ``None`` means as ``normalize``.
+        normalize: Whether to normalise; else edges count as given.
+        bias: Whether to learn :math:`b`.
+        **kwargs: Arguments of :class:`torch_geometric.nn.MessagePassing`.
+
+    Shapes:
+        - **input:** features :math:`(|V|, F_{in})`, edge indices :math:`(2, |E|)` or
+          :class:`graphfuse.RowWindows`, edge weights :math:`(|E|)` *(optional)*
+        - **output:** features :math:`(|V|, F_{out})`
+
+    Source: arXiv:1609.02907.
+    """
+
+    _cached_edge_index: OptPairTensor | None
+    _cached_adj_t: SparseTensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(**kwargs)
+        if add_self_loops is None:
+            add_self_loops = normalize
+        if add_self_loops and not normalize:
+            raise ValueError(
+                f"'{self.__class__.__name__}' does not support adding self-loops to the graph when no "
+                f"on-the-fly normalization is applied"
+            )
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.improved = improved
+        self.cached = cached
+        self.add_self_loops = add_self_loops
+        self.normalize = normalize
+        self._cached_edge_index = None
+        self._cached_adj_t = None
+        self._cached_windows: tuple[Any, RowWindows] | None = None
+        self.lin = Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
+        if bias:
+            self.bias = Parameter(torch.empty(out_channels))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew and forgets the cached graph."""
+        super().reset_parameters()
+        self.lin.reset_parameters()
+        zeros(self.bias)
+        self._cached_edge_index = None
+        self._cached_adj_t = None
+        self._cached_windows = None
+
+    def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
+        """Runs the layer, fused where that is possible."""
+        if isinstance(x, (tuple, list)):
+            raise ValueError(
+                f"'{self.__class__.__name__}' received a tuple of node features as input while this layer "
+                f"does not support bipartite message passing. Please try other layers such as 'SAGEConv' or "
+                f"'GraphConv' instead"
+            )
+        if not torch.jit.is_scripting():
+            reasons = self.why_not_fused(x, edge_index, edge_weight)
+            if not reasons:
+                _dispatch.fused(self)
+                return self._forward_fused(x, edge_index, edge_weight)
+            _dispatch.fall_back(self, reasons)
+            if isinstance(edge_index, RowWindows):
+                edge_index = edge_index.edge_index()
+            if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
+                edge_index = edge_index.long()  # PyG's scatter wants int64
+
+        if self.normalize:
+            if isinstance(edge_index, Tensor):
+                cache = self._cached_edge_index
+                if cache is None:
+                    edge_index, edge_weight = gcn_norm(
+                        edge_index,
+                        edge_weight,
+                        x.size(self.node_dim),
+                        self.improved,
+                        self.add_self_loops,
+                        self.flow,
+                        x.dtype,
+                    )
+                    if self.cached:
+                        self._cached_edge_index = (edge_index, edge_weight)
+                else:
+                    edge_index, edge_weight = cache[0], cache[1]
+            elif isinstance(edge_index, SparseTensor):
+                cache = self._cached_adj_t
+                if cache is None:
+                    edge_index = gcn_norm(
+                        edge_index,
+                        edge_weight,
+                        x.size(self.node_dim),
+                        self.improved,
+                        self.add_self_loops,
+                        self.flow,
+                        x.dtype,
+                    )
+                    if self.cached:
+                        self._cached_adj_t = edge_index
+                else:
+                    edge_index = cache
+
+        x = self.lin(x)
+
+        # propagate_type: (x: Tensor, edge_weight: OptTensor)
+        out = self.propagate(edge_index, x=x, edge_weight=edge_weight)
+
+        if self.bias is not None:
+            out = out + self.bias
+
+        return out
+
+    def message(self, x_j: Tensor, edge_weight: OptTensor) -> Tensor:
+        """A neighbour's row, times the edge's weight if there is one."""
+        return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+
+    def message_and_aggregate(self, adj_t: Adj, x: Tensor) -> Tensor:
+        """PyG's product with a sparse adjacency."""
+        return torch_spmm(adj_t, x, reduce=self.aggr)
+
+    @torch.jit.unused
+    def why_not_fused(self, x: Any, edge_index: Any, edge_weight: Any = None) -> list[str]:
+        """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
+        reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index))
+        if edge_weight is not None and (not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1):
+            reasons.append("edge_weight is not a one-dimensional tensor")
+        if self._cached_adj_t is not None:
+            reasons.append("the layer has cached a SparseTensor")
+        return reasons
+
+    @torch.jit.unused
+    def _forward_fused(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
+        num_nodes = x.size(0)
+        if not self.normalize:
+            windows = self._windows(edge_index, num_nodes)
+            return self._convolve(windows, x, edge_weight, None, None)
+        if self._cached_edge_index is not None:
+            kept = self._cached_windows
+            if kept is None or kept[0] is not self._cached_edge_index:
+                # cached by PyG's path, by PyG's own layer, or with weights: a graph with loops and weights
+                edges, weight = self._cached_edge_index
+                return self._convolve(self._windows(edges, num_nodes), x, weight, None, None)
+            windows = kept[1]
+        else:
+            windows = self._windows(edge_index, num_nodes)
+            if self.cached:
+                self._cache(windows, x, edge_index, edge_weight)
+                if edge_weight is not None:
+                    return self._forward_fused(x, edge_index, edge_weight)
+        if edge_weight is None:
+            scale, loop_weight = _scales(windows, self.add_self_loops)
+            return self._convolve(windows, x, None, loop_weight, scale)
+        # with weights the degrees are part of the gradient, so they are computed inside autograd
+        loop_weight = _loop_weights(windows, edge_weight, self.improved) if self.add_self_loops else None
+        ones = edge_weight.new_ones(num_nodes, 1)
+        degree = ops.spmm(windows, ones, edge_weight, loop_weight=loop_weight).view(-1)
+        scale = degree.pow(-0.5)
+        scale = scale.masked_fill(scale == float("inf"), 0.0)[:, None]
+        out = self._convolve(windows, self.lin(x) * scale, edge_weight, loop_weight, None, projected=True)
+        out = out * scale
+        return out if self.bias is None else out + self.bias
+
+    def _convolve(
+        self,
+        windows: RowWindows,
+        x: Tensor,
+        edge_weight: Tensor | None,
+        loop_weight: Tensor | None,
+        scale: Tensor | None,
+        projected: bool = False,
+    ) -> Tensor:
+        bias = None if projected else self.bias
+        if not projected and self._linear_is_plain(x):
+            return ops.spmm_gemm(
+                windows,
+                x,
+                self.lin.weight,
+                bias,
+                edge_weight=edge_weight,
+                loop_weight=loop_weight,
+                row_scale=scale,
+                col_scale=scale,
+            )
+        # the dtype that PyG's messages and bias would be summed in, under autocast too
+        dtype = None if scale is None else x.dtype
+        x = x if projected else self.lin(x)
+        dtype = x.dtype if dtype is None else torch.promote_types(dtype, x.dtype)
+        for other in (edge_weight, bias):
+            dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+        return ops.spmm(
+            windows,
+            x,
+            edge_weight,
+            loop_weight=loop_weight,
+            row_scale=scale,
+            col_scale=scale,
+            bias=bias,
+            out_dtype=dtype,
+        )
+
+    def _linear_is_plain(self, x: Tensor) -> bool:
+        # a replaced, hooked, parametrised or lazy projection, or autocast, goes through the module
+        lin = self.lin
+        return (
+            type(lin) is Linear
+            and not is_uninitialized_parameter(lin.weight)
+            and not (
+                lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
+            )
+            and lin.weight.dtype == x.dtype
+            and not torch.is_autocast_enabled(x.device.type)
+        )
+
+    def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:
+        windows = row_windows(edge_index, num_nodes, num_nodes)
+        return windows if self.flow == "source_to_target" else windows.transpose()
+
+    def _cache(self, windows: RowWindows, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> None:
+        # What PyG would cache, for whoever reads it. Without weights the record serves as well, and faster.
+        edges = edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index
+        options = (self.improved, self.add_self_loops, self.flow, x.dtype)
+        self._cached_edge_index = gcn_norm(edges.long(), edge_weight, x.size(0), *options)
+        self._cached_windows = None if edge_weight is not None else (self._cached_edge_index, windows)
+
+
+def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor | None]:
+    """D^-1/2 and the diagonal of the unweighted graph, float32, kept with the record."""
+
+    def compute() -> tuple[Tensor, Tensor | None]:
+        degree = windows.edges_per_row()
+        loop_weight = None
+        if add_self_loops:
+            # every loop counts 1, given or added, `improved` or not: without weights PyG fills none in
+            loop_weight = torch.ones_like(degree, dtype=torch.float32)
+            degree = degree - windows.loops_per_row() + loop_weight
+        scale = degree.double().pow(-0.5)
+        return scale.masked_fill(scale == float("inf"), 0.0).float(), loop_weight
+
+    found: tuple[Tensor, Tensor | None] = windows.memo(("gcn", add_self_loops), compute)
+    return found
+
+
+def _loop_weights(windows: RowWindows, edge_weight: Tensor, improved: bool) -> Tensor:
+    """The diagonal of a weighted graph: the weight of a node's last self-loop, else the fill value."""
+    last = windows.last_loop()
+    given = edge_weight.index_select(0, last.clamp(min=0)) if edge_weight.numel() > 0 else None
+    fill = edge_weight.new_full((), 2.0 if improved else 1.0)
+    return fill.expand(last.numel()) if given is None else torch.where(last >= 0, given, fill)

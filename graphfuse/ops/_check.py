@@ -1,0 +1,78 @@
+"""Argument checks shared by the ops: argument, wanted, got, remedy, before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import RowWindows
+from graphfuse.kernels.device import kernel_problem
+
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
+def windows(value: object) -> None:
+    """Raises unless ``value`` is a record."""
+    if not isinstance(value, RowWindows):
+        hint = "; window the batch as a whole, not its graphs" if isinstance(value, Sequence) else ""
+        raise ValueError(f"`windows` must be RowWindows (got {type(value).__name__}){hint}")
+
+
+def vector(name: str, value: Tensor, length: int, device: torch.device) -> None:
+    """Raises unless ``value`` is a strided float tensor ``[length]`` on ``device``."""
+    strided(name, value, device)
+    if value.shape != (length,):
+        raise ValueError(f"`{name}` must have shape [{length}] (got {list(value.shape)})")
+
+
+def matrix(name: str, value: Tensor, rows: int, device: torch.device, dim: int | None = None) -> None:
+    """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any width."""
+    strided(name, value, device)
+    if value.dim() != 2 or value.size(0) != rows or (dim is not None and value.size(1) != dim):
+        wanted = f"[{rows}, {'dim' if dim is None else dim}]"
+        raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
+
+
+def strided(name: str, value: Tensor, device: torch.device) -> None:
+    """Raises unless ``value`` is a strided float tensor on ``device``."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        got = type(value).__name__ if not isinstance(value, Tensor) else str(value.layout)
+        raise ValueError(f"`{name}` must be a strided tensor (got {got})")
+    if value.device != device:
+        raise ValueError(
+            f"`{name}` must be on {device} (got {value.device}); move it with .to({str(device)!r})"
+        )
+    if value.dtype not in _FLOATS:
+        raise ValueError(f"`{name}` must be a float tensor (got {value.dtype})")
+
+
+def same_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None:
+    """Raises unless ``value`` has ``dtype``, that of the argument called ``other``."""
+    if value.dtype != dtype:
+        raise ValueError(
+            f"`{name}` must have the dtype of `{other}`, {dtype} (got {value.dtype}); "
+            f"convert it with .to({dtype})"
+        )
+
+
+def activation(value: str | None) -> bool:
+    """Whether ``value`` is ReLU; raises unless it is that or None."""
+    if value not in (None, "relu"):
+        raise ValueError(f"`activation` must be None or 'relu' (got {value!r})")
+    return value == "relu"
+
+
+def runs_kernel(x: Tensor) -> bool:
+    """Whether the op launches a kernel for ``x`` (else, on a CPU, it runs the reference).
+
+    Raises:
+        ValueError: ``x`` is on a GPU and the kernels do not take it.
+    """
+    problem = kernel_problem(x.device, x.dtype)
+    if problem is None:
+        return True
+    if x.device.type == "cpu":
+        return False
+    raise ValueError(f"`x` does not fit the kernels: {problem}; graphfuse.reference runs everywhere")

@@ -1,0 +1,3 @@
+"""PyG transforms."""
+
+from graphfuse.transforms.to_row_windows import ToRowWindows as ToRowWindows
