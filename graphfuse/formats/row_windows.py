@@ -112,6 +112,11 @@ class RowWindows:
         return self._structure.num_entries[self._transposed]
 
     @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """``(num_dst, num_src, num_edges, num_entries)``."""
+        return (*self.shape, self.num_edges, self.num_entries)
+
+    @property
     def symmetric(self) -> bool:
         """Whether the matrix equals its transpose, so that both directions share memory."""
         return bool(self._structure.scalars.symmetric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Walk(NamedTuple):
     row_mask: Tensor | None  # int16[num_entries], bit r: row r of the window; None for rows
     split: int
     num_slots: int
+    plans: dict[Any, Any]  # launches that were prepared for this walk
 
     @property
     def num_entries(self) -> int:
@@ -46,11 +47,11 @@ def walk(packed: Tensor, transposed: bool) -> Walk:
         ptr, tasks, merges, column, mask = sections[5:] if transposed else sections[:5]
         row_mask = mask.view(torch.int16)[: column.numel()]
         return Walk(
-            WINDOW, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, split, slots
+            WINDOW, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, split, slots, {}
         )
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
-        return Walk(1, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, split, slots)
+        return Walk(1, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, split, slots, {})
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 
@@ -95,7 +96,7 @@ class Walks(NamedTuple):
 
 def walks(graph: Tensor, order: Tensor | None, transposed: bool) -> Walks:
     """Both directions of packed windows or rows and, if given, of the packed edge order that fits them."""
-    edges = (
-        (None, None) if order is None else (edge_order(order, transposed), edge_order(order, not transposed))
-    )
-    return Walks(walk(graph, transposed), walk(graph, not transposed), *edges)
+    forward, backward = walk(graph, transposed), walk(graph, not transposed)
+    if order is None:
+        return Walks(forward, backward, None, None)
+    return Walks(forward, backward, edge_order(order, transposed), edge_order(order, not transposed))

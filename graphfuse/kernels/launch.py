@@ -1,7 +1,8 @@
-"""Launch configurations: a heuristic of the walk, the width and the element size, the same on every run.
+"""Launch configurations: a function of the walk, the width and the element size, the same on every run.
 
 No run-time autotuning: it races across threads, must not run inside a CUDA graph capture, and would let the
-machine's mood choose the order of summation.
+machine's mood choose the order of summation. The rules below were read off sweeps on one H200 over Cora,
+musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in.
 """
 
 from __future__ import annotations
@@ -14,9 +15,22 @@ import torch
 
 # What a memory system of 4 TB/s moves in the 3 us that one more captured kernel costs.
 _LAUNCH_BYTES = 12_000_000
+# A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
+_CACHED_BYTES = 48_000_000
+# 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
+_FULL = 4224
 
 # The widest tile of summed features that the fused SpMM-GEMM keeps on chip.
 MAX_FUSED_DIM = 256
+
+
+class Load(enum.Enum):
+    """What a walk asks of the GPU."""
+
+    FEW = "fewer programs than the GPU holds: make each faster"
+    LONG = "many long tasks: make each step wide"
+    NORMAL = "many tasks: keep programs small"
+    TINY = "many tasks of a step or two: keep steps narrow"
 
 
 class Config(NamedTuple):
@@ -31,27 +45,45 @@ class Config(NamedTuple):
     rows: int = 1  # rows a program of the row kernel handles
 
 
-def _power_of_two(n: int, least: int = 1) -> int:
-    return max(least, 1 << max(n - 1, 0).bit_length())
-
-
-def prefers_rows(num_edges: int, num_entries: int, dim: int, dtype: torch.dtype, weighted: bool) -> bool:
-    """Whether rows are walked one by one rather than in windows of 16.
-
-    Windows read a shared column once and multiply on tensor cores. With little sharing (about one edge per
-    column entry) that is masked work for nothing. Weights in float32 are not exact in TF32: rows only.
-    """
-    if weighted and dtype not in (torch.float16, torch.bfloat16):
-        return True
-    return num_edges <= 1.25 * num_entries
-
-
 class GemmOrder(enum.Enum):
     """How A X W^T is computed."""
 
     FUSED = "(A X) W^T in one kernel, A X on chip"
     PROJECT = "A (X W^T), a dense product first"
     AGGREGATE = "(A X) W^T, a dense product afterwards"
+
+
+def load(num_tasks: int, num_entries: int) -> Load:
+    """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
+    if num_tasks < _FULL:
+        return Load.FEW
+    mean = num_entries / num_tasks
+    return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
+
+
+@functools.cache
+def prefers_rows(
+    num_rows: int,
+    num_cols: int,
+    num_edges: int,
+    num_entries: int,
+    dim: int,
+    dtype: torch.dtype,
+    weighted: bool,
+) -> bool:
+    """Whether rows are walked one by one rather than in windows of 16.
+
+    Windows read a shared column once and sum on tensor cores, and win nearly everywhere. Rows win on a graph
+    too small to fill the GPU with windows, and in float32, whose sums take three tensor-core products, where
+    memory is the limit and windows share nothing. Weights in float32 are not exact on tensor cores: rows.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    if weighted and not half:
+        return True
+    if num_rows < _FULL:
+        return dim <= 64
+    beyond_cache = num_cols * dim * dtype.itemsize > _CACHED_BYTES
+    return not half and dim >= 64 and beyond_cache and num_edges <= 1.1 * num_entries
 
 
 @functools.cache
@@ -77,34 +109,52 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
     return GemmOrder.FUSED if num_entries * dim * size <= bytes_apart else apart
 
 
+def _power_of_two(n: int, least: int = 1) -> int:
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
 @functools.cache
-def spmm_window(dim: int, size: int, out_dim: int | None) -> Config:
-    """Window kernel, elements of ``size`` bytes: one warp and 32 columns a step, for latency."""
+def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     width = _power_of_two(dim, 16)
-    if out_dim is None:
-        block = min(width, 128 if size <= 2 else 64)
-        return Config(block, 32, 3, 1)
-    warps = 1 if width * size <= 256 else 4
-    return Config(width, 32, 2, warps, min(_power_of_two(out_dim, 16), 32 if size > 2 else 64))
+    if out_dim is not None:
+        warps = 1 if width * size <= 128 else 4
+        return Config(width, 32, 2, warps, min(_power_of_two(out_dim, 16), 32 if size > 2 else 64))
+    narrow = width <= 16
+    block = min(width, 64)
+    if size > 2:
+        if load is Load.FEW:
+            return Config(block, 64 if narrow else 32, 3, 1 if narrow else 2)
+        step = 32 if narrow or load is Load.LONG else 16
+        return Config(block, step, 2 if load is Load.LONG else 3, 1)
+    if load is Load.FEW:
+        return Config(block, 64, 3, 1 if narrow else 2)
+    if load is Load.LONG:
+        return Config(min(width, 128), 64, 3, 1 if narrow else 2)
+    if load is Load.TINY and width >= 128:
+        return Config(128, 16, 3, 1)
+    return Config(block, 64 if narrow and load is Load.NORMAL else 32, 3, 1)
 
 
 @functools.cache
-def spmm_row(dim: int, size: int, out_dim: int | None) -> Config:
-    """Row kernel: as many edges a step as keep about 1024 elements in flight."""
+def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
+    """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
     width = _power_of_two(dim)
     block = width if out_dim is not None else min(width, 128)
-    edges = min(32, max(4, 1024 // block))
-    return Config(block, edges, 2, 1, _power_of_two(min(out_dim or 1, 16)), rows=4)
+    block_out = _power_of_two(min(out_dim or 1, 16))
+    if num_rows < _FULL:
+        return Config(block, min(32, max(4, 2048 // block)), 2, 1, block_out)
+    return Config(block, min(16, max(4, 512 // block)), 1, 1, block_out, rows=4)
 
 
 @functools.cache
 def sddmm_window(dim: int) -> Config:
-    """Window kernel, half precision."""
+    """Window kernel of :func:`graphfuse.kernels.sddmm.sddmm`, half precision."""
     return Config(min(_power_of_two(dim, 16), 128), 32, 2, 1)
 
 
 @functools.cache
 def sddmm_row(dim: int) -> Config:
-    """Row kernel."""
+    """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
     block = min(_power_of_two(dim), 128)
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)

@@ -5,61 +5,71 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels.device import INTERPRETING
 
-_RUNNERS: dict[tuple[Any, ...], Any] = {}
 
-
-def run(
-    kernel: Any,
-    programs: int,
-    warps: int,
-    tensors: tuple[Tensor | None, ...],
-    counts: tuple[int, ...],
-    strides: tuple[int, ...],
-    constants: tuple[Any, ...],
-) -> None:
-    """Launches ``kernel`` with ``programs`` programs on the device of ``tensors[0]``.
+class Launch:
+    """A kernel with everything bound that does not change from call to call.
 
     Triton's own call binds and specialises every argument anew, which for twenty arguments costs more host
-    time than the rest of a launch. What it would find is the key here.
+    time than the rest of a launch. Whoever keeps a Launch vouches that dtypes, strides and the presence of
+    optional operands stay the same; alignment is told on every call.
 
     Args:
-        kernel: A ``triton.jit`` function whose parameters are the following, in this order.
+        kernel: A ``triton.jit`` function; its parameters are the arguments of the call and then these.
         programs: Size of the one-dimensional grid.
         warps: Warps of a program.
-        tensors: Pointers; ``None`` for an operand that is not there.
-        counts: Integers that the kernel is not specialised on (``do_not_specialize``), below 2^31.
-        strides: Integers that it is specialised on.
-        constants: Its ``constexpr`` parameters.
+        structure: Tensors of the graph, after the first group of the call's arguments.
+        rest: Integers and ``constexpr`` parameters, last.
     """
-    index = tensors[0].get_device()  # type: ignore[union-attr]
-    if index >= 0 and index != torch.cuda.current_device():
-        with torch.cuda.device(index):
-            return run(kernel, programs, warps, tensors, counts, strides, constants)
-    addresses = 0
-    dtypes: list[torch.dtype | None] = []
-    for tensor in tensors:
-        if tensor is None:
-            dtypes.append(None)
-        else:
-            dtypes.append(tensor.dtype)
-            addresses |= tensor.data_ptr()
-    traits = [(stride == 1, stride & 15 == 0, stride >> 31) for stride in strides]
-    key = (kernel, index, programs, warps, constants, *dtypes, *traits)
-    runner = _RUNNERS.get(key)
-    if runner is not None and addresses & 15 == 0:
-        runner(*tensors, *counts, *strides, *constants)
-        return None
-    compiled = kernel[(programs,)](*tensors, *counts, *strides, *constants, num_warps=warps)
-    if addresses & 15 == 0 and not INTERPRETING:
-        if len(_RUNNERS) >= 4096:  # mini-batches of ever new sizes
-            _RUNNERS.clear()
-        _RUNNERS[key] = compiled[(programs, 1, 1)]
-    return None
+
+    __slots__ = ("_compiled", "_kernel", "_programs", "_rest", "_structure", "_warps")
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        warps: int,
+        structure: tuple[Tensor | None, ...],
+        rest: tuple[Any, ...],
+    ) -> None:
+        self._kernel, self._programs, self._warps = kernel, programs, warps
+        self._structure, self._rest = structure, rest
+        self._compiled: Any = None
+
+    def __call__(
+        self,
+        outputs: tuple[Tensor | None, ...],
+        operands: tuple[Tensor | None, ...],
+        aligned: bool,
+        index: int,
+    ) -> None:
+        """Launches on the current stream of device ``index``.
+
+        Args:
+            outputs: First arguments of the kernel.
+            operands: Arguments after the structure.
+            aligned: Whether all tensors start on 16 bytes, which is what the kernel was compiled for.
+            index: The device, which is the current one.
+        """
+        if aligned and self._compiled is not None:
+            launch, stream_of, *compiled = self._compiled
+            stream = stream_of(index)
+            launch(
+                self._programs, 1, 1, stream, *compiled, None, None, None,
+                *outputs, *self._structure, *operands, *self._rest,
+            )  # fmt: skip
+            return
+        arguments = (*outputs, *self._structure, *operands, *self._rest)
+        kernel = self._kernel[(self._programs,)](*arguments, num_warps=self._warps)
+        if aligned and not INTERPRETING:
+            stream_of = triton.runtime.driver.active.get_current_stream
+            # the last three of its leading arguments would be launch hooks
+            self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.run import accumulator, run
+from graphfuse.kernels.run import Launch, accumulator
 from graphfuse.kernels.tiles import dot, load_task, popcount16
 
 
@@ -92,22 +95,34 @@ def _sddmm_row_kernel(
         tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=live)
 
 
-def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
-    """Launches the kernel over ``w``; operands are checked by :mod:`graphfuse.ops`."""
-    out = a.new_empty(edges.perm.numel())
-    if out.numel() == 0:
-        return out
-    num_tasks, strides = w.tasks.size(0), (a.stride(0), b.stride(0))
-    dim, rest = a.size(1), (without_loops, accumulator(a.dtype))
+def _plan(
+    w: Walk, edges: EdgeOrder, dim: int, dtype: torch.dtype, strides: Any, without_loops: bool
+) -> Launch:
+    num_tasks, rest = w.tasks.size(0), (without_loops, accumulator(dtype))
     if w.row_mask is not None:
         config = launch.sddmm_window(dim)
-        constants = (dim, config.block_dim, config.step, config.stages, *rest)
-        tensors = (a, b, out, w.tasks, w.column, w.row_mask, edges.ptr, edges.perm)
-        run(_sddmm_window_kernel, num_tasks, config.warps, tensors, (w.num_rows,), strides, constants)
-    else:
-        config = launch.sddmm_row(dim)
-        constants = (dim, config.block_dim, config.step, config.stages, *rest)
-        by_row = (a, b, out, w.ptr, w.tasks, w.column, edges.perm)
-        counts, programs = (num_tasks, w.num_rows, w.split), num_tasks + w.num_rows
-        run(_sddmm_row_kernel, programs, config.warps, by_row, counts, strides, constants)
+        constants = (w.num_rows, *strides, dim, config.block_dim, config.step, config.stages, *rest)
+        structure = (w.tasks, w.column, w.row_mask, edges.ptr, edges.perm)
+        return Launch(_sddmm_window_kernel, num_tasks, config.warps, structure, constants)
+    config = launch.sddmm_row(dim)
+    counts = (num_tasks, w.num_rows, w.split)
+    constants = (*counts, *strides, dim, config.block_dim, config.step, config.stages, *rest)
+    by_row = (w.ptr, w.tasks, w.column, edges.perm)
+    return Launch(_sddmm_row_kernel, num_tasks + w.num_rows, config.warps, by_row, constants)
+
+
+def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
+    """Launches the kernel over ``w``; operands are checked by :mod:`graphfuse.ops`."""
+    index = a.get_device()
+    if index >= 0 and index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            return sddmm(w, edges, a, b, without_loops)
+    out = a.new_empty(edges.perm.numel())
+    if out.numel() > 0:
+        key = ("sddmm", a.dtype, a.size(1), a.stride(0), b.stride(0), without_loops)
+        plan = w.plans.get(key)
+        if plan is None:
+            strides = (a.stride(0), b.stride(0))
+            plan = w.plans[key] = _plan(w, edges, a.size(1), a.dtype, strides, without_loops)
+        plan((a, b, out), (), (a.data_ptr() | b.data_ptr()) & 15 == 0, index)
     return out

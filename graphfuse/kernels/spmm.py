@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.run import accumulator, run
+from graphfuse.kernels.run import Launch, accumulator
 from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, window_sum
 
 
@@ -133,26 +132,49 @@ def _spmm_merge_kernel(
 
 
 class _Plan(NamedTuple):
-    """Launch constants of one width, dtype and epilogue."""
+    """Launches for one combination of width, dtypes, strides and operands."""
 
-    config: launch.Config
-    blocks: int  # of features
-    constants: tuple[Any, ...]  # of the window or row kernel
-    merge_constants: tuple[Any, ...]
+    out_dim: int
+    main: Launch
+    merge: Launch | None
 
 
-@functools.cache
-def _plan(windows: bool, dim: int, dtype: torch.dtype, out_dim: int | None, relu: bool) -> _Plan:
-    config = (launch.spmm_window if windows else launch.spmm_row)(dim, dtype.itemsize, out_dim)
+def _plan(
+    w: Walk,
+    edges: EdgeOrder | None,
+    dim: int,
+    dtype: torch.dtype,
+    out_dim: int | None,
+    strides: tuple[int, int, int],
+    relu: bool,
+) -> _Plan:
+    windows = w.row_mask is not None
+    if windows:
+        load = launch.load(w.tasks.size(0), w.num_entries)
+        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load)
+    else:
+        config = launch.spmm_row(dim, dtype.itemsize, out_dim, w.num_rows)
     shape = (dim, out_dim or dim, config.block_dim, config.block_out)
-    loop = (config.step,) if windows else (config.rows, config.step)
     epilogue = (relu, accumulator(dtype))
-    return _Plan(
-        config,
-        -(-dim // config.block_dim),
-        (*shape, *loop, config.stages, *epilogue),
-        (*shape, 16 if windows else 1, *epilogue),
-    )
+    blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
+    edge_ptr, edge_perm = (None, None) if edges is None else edges
+    if windows:
+        programs, structure = num_tasks, (w.tasks, w.column, w.row_mask, edge_ptr, edge_perm)
+        counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
+        rest = (*counts, *strides, *shape, config.step, config.stages, *epilogue)
+        main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest)
+    else:
+        programs = num_tasks + -(-w.num_rows // config.rows)
+        counts = (num_tasks, w.num_rows, num_loops, w.split)
+        rest = (*counts, *strides, *shape, config.rows, config.step, config.stages, *epilogue)
+        by_row = (w.ptr, w.tasks, w.column, edge_perm)
+        main = Launch(_spmm_row_kernel, programs * blocks, config.warps, by_row, rest)
+    merge = None
+    if w.num_slots > 0:
+        num_merges = w.merges.size(0)
+        rest = (num_merges, w.num_rows, num_loops, *strides, *shape, w.height, *epilogue)
+        merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, (w.merges,), rest)
+    return _Plan(out_dim or dim, main, merge)
 
 
 def spmm(
@@ -170,37 +192,40 @@ def spmm(
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the kernels; operands are checked by :mod:`graphfuse.ops`. Returns ``(out, aggregate)``."""
-    dim, num_rows = x.size(1), w.num_rows
-    out_dim = None if weight is None else weight.size(0)
-    out = x.new_empty(num_rows, dim if out_dim is None else out_dim, dtype=out_dtype)
-    aggregate = x.new_empty(num_rows, dim) if keep_aggregate else None
+    index = x.get_device()
+    if index >= 0 and index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            return spmm(
+                w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
+                keep_aggregate, out_dtype,
+            )  # fmt: skip
+    operands = (edge_weight, loop_weight, row_scale, col_scale, weight, bias)
+    dtype, dim = x.dtype, x.size(1)
+    out_dim, strides = None, (x.stride(0), 0, 0)
+    addresses = x.data_ptr()
+    if weight is not None:
+        out_dim, strides = weight.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
+    dtypes: list[torch.dtype | None] = []
+    for operand in operands:
+        if operand is None:
+            dtypes.append(None)
+        else:
+            dtypes.append(operand.dtype)
+            addresses |= operand.data_ptr()
+    key = ("spmm", dtype, dim, out_dim, strides, relu, keep_aggregate, out_dtype, *dtypes)
+    plan = w.plans.get(key)
+    if plan is None:
+        plan = w.plans[key] = _plan(w, edges, dim, dtype, out_dim, strides, relu)
+    out = x.new_empty((w.num_rows, plan.out_dim), dtype=out_dtype)
+    aggregate = x.new_empty((w.num_rows, dim)) if keep_aggregate else None
     if out.numel() == 0:
         return out, aggregate
-    windows = w.row_mask is not None
-    config, blocks, constants, merge_constants = _plan(windows, dim, x.dtype, out_dim, relu)
     partial = None
-    if w.num_slots > 0:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        partial = x.new_empty(w.num_slots * w.height, dim, dtype=dtype)
-    num_tasks, num_loops = w.tasks.size(0), min(num_rows, w.num_cols)
-    edge_ptr, edge_perm = (None, None) if edges is None else edges
-    operands = (loop_weight, row_scale, col_scale, weight, bias)
-    strides = (x.stride(0), 0, 0) if weight is None else (x.stride(0), *weight.stride())
-    tensors: tuple[Tensor | None, ...]
-    counts: tuple[int, ...]
-    if windows:
-        structure = (w.tasks, w.column, w.row_mask, edge_ptr, edge_perm, edge_weight)
-        tensors = (x, out, partial, aggregate, *structure, *operands)
-        counts = (num_tasks, num_rows, num_loops)
-        run(_spmm_window_kernel, num_tasks * blocks, config.warps, tensors, counts, strides, constants)
-    else:
-        programs = (num_tasks + -(-num_rows // config.rows)) * blocks
-        tensors = (x, out, partial, aggregate, w.ptr, w.tasks, w.column, edge_perm, edge_weight, *operands)
-        counts = (num_tasks, num_rows, num_loops, w.split)
-        run(_spmm_row_kernel, programs, config.warps, tensors, counts, strides, constants)
-    if partial is not None:
-        num_merges = w.merges.size(0)
-        tensors = (x, out, partial, aggregate, w.merges, *operands)
-        counts, programs = (num_merges, num_rows, num_loops), num_merges * blocks
-        run(_spmm_merge_kernel, programs, config.merge_warps, tensors, counts, strides, merge_constants)
+    if plan.merge is not None:
+        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
+    outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
+    plan.main(outputs, operands, aligned, index)
+    if plan.merge is not None:
+        plan.merge(outputs, operands[1:], aligned, index)
     return out, aggregate

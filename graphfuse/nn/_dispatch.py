@@ -31,6 +31,34 @@ _HOOKS = tuple(
     for kind in ("pre_", "")
 )
 _INTEGERS = (torch.int32, torch.int64)
+_SUMS = ("add", "sum")
+
+
+def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
+    """Whether :func:`common_reasons` plainly has nothing to say; ``False`` may mean that one has to look.
+
+    The same conditions without their sentences: this runs on every forward, when little else does.
+    """
+    state = layer.__dict__
+    kind = type(edge_index)
+    return (
+        state["_explain"] is not True
+        and state["_decomposed_layers"] == 1
+        and state["aggr"] in _SUMS
+        and not any(map(state.__getitem__, _HOOKS))
+        and _STEPS.isdisjoint(state)
+        and not _overridden(type(layer), base)  # type: ignore[arg-type]
+        and (
+            kind is RowWindows or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.dim() == 2)
+        )
+        and type(x) is Tensor
+        and x.dim() == 2
+        and x.layout is torch.strided
+        and kernel_problem(x.device, x.dtype) is None
+        and "GRAPHFUSE_DISABLE" not in os.environ
+        and torch._C._get_tracing_state() is None
+        and not torch.compiler.is_compiling()
+    )
 
 
 def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> Iterator[str]:
@@ -61,7 +89,7 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         for step in sorted(_STEPS.intersection(state)):
             if not _is_generated(state[step], layer):
                 yield f"`{step}` was replaced on this layer object"
-    if layer.aggr not in ("add", "sum"):
+    if layer.aggr not in _SUMS:
         yield f"the aggregation is {layer.aggr!r}; the kernels sum"
     yield from _edge_index_reasons(edge_index)
     if not isinstance(x, Tensor) or x.layout != torch.strided:
@@ -110,11 +138,6 @@ def fall_back(layer: MessagePassing, reasons: list[str]) -> None:
     if layer.__dict__.get("_not_fused") != reasons:
         layer.__dict__["_not_fused"] = reasons
         _log_once(sentence)
-
-
-def fused(layer: MessagePassing) -> None:
-    """Notes that ``layer`` runs fused."""
-    layer.__dict__["_not_fused"] = []
 
 
 @functools.lru_cache(maxsize=256)

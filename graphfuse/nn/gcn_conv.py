@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.nn.dense.linear import Linear, is_uninitialized_parameter
+from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.inits import zeros
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, SparseTensor
 from torch_geometric.utils import spmm as torch_spmm
@@ -18,6 +18,8 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
+from graphfuse.ops import _check
+from graphfuse.ops.spmm import Operands, aggregate
 
 
 class GCNConv(MessagePassing):
@@ -106,9 +108,10 @@ class GCNConv(MessagePassing):
                 f"'GraphConv' instead"
             )
         if not torch.jit.is_scripting():
-            reasons = self.why_not_fused(x, edge_index, edge_weight)
+            plainly = edge_weight is None and _dispatch.holds(self, GCNConv, x, edge_index)
+            reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_weight)
             if not reasons:
-                _dispatch.fused(self)
+                self.__dict__["_not_fused"] = reasons
                 return self._forward_fused(x, edge_index, edge_weight)
             _dispatch.fall_back(self, reasons)
             if isinstance(edge_index, RowWindows):
@@ -180,84 +183,58 @@ class GCNConv(MessagePassing):
 
     @torch.jit.unused
     def _forward_fused(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
-        num_nodes = x.size(0)
-        if not self.normalize:
-            windows = self._windows(edge_index, num_nodes)
-            return self._convolve(windows, x, edge_weight, None, None)
-        if self._cached_edge_index is not None:
+        scale = loop_weight = None
+        if self.normalize and self._cached_edge_index is not None:
             kept = self._cached_windows
-            if kept is None or kept[0] is not self._cached_edge_index:
+            if kept is not None and kept[0] is self._cached_edge_index:
+                windows, edge_weight = kept[1], None
+                scale, loop_weight = _scales(windows, self.add_self_loops)
+            else:
                 # cached by PyG's path, by PyG's own layer, or with weights: a graph with loops and weights
-                edges, weight = self._cached_edge_index
-                return self._convolve(self._windows(edges, num_nodes), x, weight, None, None)
-            windows = kept[1]
+                edges, edge_weight = self._cached_edge_index
+                windows = self._windows(edges, x.size(0))
         else:
-            windows = self._windows(edge_index, num_nodes)
-            if self.cached:
-                self._cache(windows, x, edge_index, edge_weight)
-                if edge_weight is not None:
+            windows = self._windows(edge_index, x.size(0))
+            if self.normalize:
+                if self.cached:
+                    self._cache(windows, x, edge_index, edge_weight)
                     return self._forward_fused(x, edge_index, edge_weight)
-        if edge_weight is None:
-            scale, loop_weight = _scales(windows, self.add_self_loops)
-            return self._convolve(windows, x, None, loop_weight, scale)
+                if edge_weight is not None:
+                    return self._forward_weighted(windows, x, edge_weight)
+                scale, loop_weight = _scales(windows, self.add_self_loops)
+        if self._linear_is_plain(x):
+            weight, bias = self.lin.weight, self.bias
+            _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
+            operands = Operands(x, edge_weight, loop_weight, weight, bias)
+            return aggregate(windows, operands, scale, scale, False, None)
+        # the dtype that PyG's messages and bias would be summed in, under autocast too
+        x, dtype = self.lin(x), x.dtype
+        dtype = x.dtype if scale is None else torch.promote_types(dtype, x.dtype)
+        for other in (edge_weight, self.bias):
+            dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+        _check.matrix("lin(x)", x, windows.shape[1], windows.device)
+        operands = Operands(x, edge_weight, loop_weight, None, self.bias)
+        return aggregate(windows, operands, scale, scale, False, dtype)
+
+    def _forward_weighted(self, windows: RowWindows, x: Tensor, edge_weight: Tensor) -> Tensor:
         # with weights the degrees are part of the gradient, so they are computed inside autograd
         loop_weight = _loop_weights(windows, edge_weight, self.improved) if self.add_self_loops else None
-        ones = edge_weight.new_ones(num_nodes, 1)
-        degree = ops.spmm(windows, ones, edge_weight, loop_weight=loop_weight).view(-1)
+        ones = edge_weight.new_ones(x.size(0), 1)
+        degree = ops.spmm(windows, ones, edge_weight, loop_weight=loop_weight)
         scale = degree.pow(-0.5)
-        scale = scale.masked_fill(scale == float("inf"), 0.0)[:, None]
-        out = self._convolve(windows, self.lin(x) * scale, edge_weight, loop_weight, None, projected=True)
-        out = out * scale
+        scale = scale.masked_fill(scale == float("inf"), 0.0)
+        out = ops.spmm(windows, self.lin(x) * scale, edge_weight, loop_weight=loop_weight) * scale
         return out if self.bias is None else out + self.bias
-
-    def _convolve(
-        self,
-        windows: RowWindows,
-        x: Tensor,
-        edge_weight: Tensor | None,
-        loop_weight: Tensor | None,
-        scale: Tensor | None,
-        projected: bool = False,
-    ) -> Tensor:
-        bias = None if projected else self.bias
-        if not projected and self._linear_is_plain(x):
-            return ops.spmm_gemm(
-                windows,
-                x,
-                self.lin.weight,
-                bias,
-                edge_weight=edge_weight,
-                loop_weight=loop_weight,
-                row_scale=scale,
-                col_scale=scale,
-            )
-        # the dtype that PyG's messages and bias would be summed in, under autocast too
-        dtype = None if scale is None else x.dtype
-        x = x if projected else self.lin(x)
-        dtype = x.dtype if dtype is None else torch.promote_types(dtype, x.dtype)
-        for other in (edge_weight, bias):
-            dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
-        return ops.spmm(
-            windows,
-            x,
-            edge_weight,
-            loop_weight=loop_weight,
-            row_scale=scale,
-            col_scale=scale,
-            bias=bias,
-            out_dtype=dtype,
-        )
 
     def _linear_is_plain(self, x: Tensor) -> bool:
         # a replaced, hooked, parametrised or lazy projection, or autocast, goes through the module
         lin = self.lin
+        if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
+            return False
+        weight = lin._parameters.get("weight")
         return (
-            type(lin) is Linear
-            and not is_uninitialized_parameter(lin.weight)
-            and not (
-                lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
-            )
-            and lin.weight.dtype == x.dtype
+            type(weight) is Parameter
+            and weight.dtype is x.dtype
             and not torch.is_autocast_enabled(x.device.type)
         )
 

@@ -68,15 +68,23 @@ def below_autograd(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
 
 
+def is_plain_eager() -> bool:
+    """Whether no tracer, dispatch mode or functorch transform watches this call."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def direct_apply(function: type[torch.autograd.Function]) -> Any:
+    """``function.apply`` for plain eager calls, without its look for functorch in every argument."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
 def graph_of(windows: RowWindows, rows: bool, with_edges: bool, *tensors: Tensor | None) -> Graph:
     """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors."""
-    plain = (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
-    )
-    if plain:
+    if is_plain_eager() and all(tensor is None or type(tensor) in _PLAIN for tensor in tensors):
         return windows.walks(rows, with_edges)
     order = None
     if with_edges:

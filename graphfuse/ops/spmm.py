@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, graph_of, register
+from graphfuse.ops._library import Graph, Packed, below_autograd, direct_apply, graph_of, register
 from graphfuse.ops.sddmm import Sddmm, contiguous_rows
 
 
@@ -188,7 +189,7 @@ def aggregate(
     _check.runs_kernel(x)
     pin_if_capturing(windows)
     weighted = edge_weight is not None
-    rows = launch.prefers_rows(windows.num_edges, windows.num_entries, x.size(1), x.dtype, weighted)
+    rows = launch.prefers_rows(*windows.sizes, x.size(1), x.dtype, weighted)
     rows = rows or (weighted and edge_weight.dtype != x.dtype)
     # W's gradient is g^T (A x) if the input is the narrow side, so A x is kept for it
     keep = weight is not None and weight.size(0) > weight.size(1)
@@ -203,7 +204,7 @@ def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
     if not isinstance(how.graph, Walks):
         output = torch.ops.graphfuse.spmm(*how.graph, *how[1:], *operands)
     elif torch.is_grad_enabled():
-        output = Spmm.apply(how, *operands)
+        output = _apply(how, *operands)
     else:
         output = _run(how, *operands)
     return output
@@ -221,19 +222,27 @@ def _run(
     assert isinstance(w, Walks)
     if not _check.runs_kernel(x):
         return _definition(how, x, edge_weight, loop_weight, weight, bias)
-    from graphfuse.kernels.spmm import spmm as launch_spmm
-
+    launch_spmm = _launcher()
     graph, scales = (w.forward, w.edges), (edge_weight, loop_weight, row_scale, col_scale)
     if weight is not None:
         forward = w.forward
         sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
         order = launch.gemm_order(*sizes, keep)
         if order is launch.GemmOrder.PROJECT:
-            x, weight = torch.mm(x, weight.t()), None
+            x, weight = torch.nn.functional.linear(x, weight), None
         elif order is launch.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
             return _finish(torch.mm(y, weight.t()), bias, relu, out_dtype), y if keep else None
-    return launch_spmm(*graph, contiguous_rows(x), *scales, weight, bias, relu, keep, out_dtype)
+    output: tuple[Tensor, Tensor | None]
+    output = launch_spmm(*graph, contiguous_rows(x), *scales, weight, bias, relu, keep, out_dtype)
+    return output
+
+
+@functools.cache
+def _launcher() -> Any:
+    from graphfuse.kernels.spmm import spmm as launcher  # imports triton
+
+    return launcher
 
 
 def _definition(
@@ -322,8 +331,11 @@ class Spmm(torch.autograd.Function):
             grad = y.new_zeros(y.size(0), weight.size(0))
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        grad_x = grad_weight = grad_edge_weight = grad_loop_weight = None
-        grad_bias = grad.sum(0).to(ctx.bias_dtype) if needs_bias else None
+        grad_x = grad_weight = grad_edge_weight = grad_loop_weight = grad_bias = None
+        if needs_bias:
+            grad_bias = grad.sum(0)
+            if grad_bias.dtype != ctx.bias_dtype:
+                grad_bias = grad_bias.to(ctx.bias_dtype)
         if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
             # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
             grad = grad.to(dtype)
@@ -360,6 +372,9 @@ class Spmm(torch.autograd.Function):
                 own = (a[:n] * b[:n]).sum(1).to(loop_weight.dtype)
                 grad_loop_weight = torch.nn.functional.pad(own, (0, loop_weight.numel() - n))
         return None, grad_x, grad_edge_weight, grad_loop_weight, grad_weight, grad_bias
+
+
+_apply = direct_apply(Spmm)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -106,10 +106,10 @@ def cases() -> list[tuple[str, Any, dict[str, str], dict[str, Any], int]]:
                     **({"edge_weight_ptr": f"*{dtype}", **edges} if weighted else {}),
                 }
                 for kernel, config, step, height in (
-                    (spmm._spmm_window_kernel, launch.spmm_window(dim, size, out_dim), "COLUMNS", 16),
-                    (spmm._spmm_row_kernel, launch.spmm_row(dim, size, out_dim), "EDGES", 1),
-                    (spmm._spmm_merge_kernel, launch.spmm_window(dim, size, out_dim), None, 16),
-                    (spmm._spmm_merge_kernel, launch.spmm_row(dim, size, out_dim), None, 1),
+                    (spmm._spmm_window_kernel, launch.spmm_window(dim, size, out_dim, load), "COLUMNS", 16),
+                    (spmm._spmm_row_kernel, launch.spmm_row(dim, size, out_dim, 10**6), "EDGES", 1),
+                    (spmm._spmm_merge_kernel, launch.spmm_window(dim, size, out_dim, load), None, 16),
+                    (spmm._spmm_merge_kernel, launch.spmm_row(dim, size, out_dim, 10**6), None, 1),
                 ):
                     merge = step is None
                     if (merge and (weighted or not cut)) or (weighted and height == 16 and size == 4):
