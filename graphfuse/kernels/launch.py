@@ -20,8 +20,8 @@ _CACHED_BYTES = 48_000_000
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
 _FULL = 4224
 
-# The widest tile of summed features that the fused SpMM-GEMM keeps on chip.
-MAX_FUSED_DIM = 256
+# The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
+MAX_FUSED_BYTES = 512
 
 
 class Load(enum.Enum):
@@ -102,7 +102,7 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
         keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
     """
     apart = GemmOrder.PROJECT if dim > out_dim and not keep else GemmOrder.AGGREGATE
-    if max(dim, out_dim) > MAX_FUSED_DIM:
+    if max(dim, out_dim) * size > MAX_FUSED_BYTES:
         return apart
     gathered = out_dim if apart is GemmOrder.PROJECT else dim
     bytes_apart = (num_entries + 2 * num_rows) * gathered * size + _LAUNCH_BYTES
@@ -114,11 +114,12 @@ def _power_of_two(n: int, least: int = 1) -> int:
 
 
 @functools.cache
-def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
+def spmm_window(dim: int, size: int, out_dim: int | None, load: Load, weighted: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     width = _power_of_two(dim, 16)
     if out_dim is not None:
         warps = 1 if width * size <= 128 else 4
+        warps = 2 if weighted and warps == 1 else warps
         return Config(width, 32, 2, warps, min(_power_of_two(out_dim, 16), 32 if size > 2 else 64))
     narrow = width <= 16
     block = min(width, 64)
@@ -127,13 +128,16 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
             return Config(block, 64 if narrow else 32, 3, 1 if narrow else 2)
         step = 32 if narrow or load is Load.LONG else 16
         return Config(block, step, 2 if load is Load.LONG else 3, 1)
+    if weighted and load in (Load.FEW, Load.LONG):
+        return Config(block, 32, 3, 1 if narrow else 2)
     if load is Load.FEW:
         return Config(block, 64, 3, 1 if narrow else 2)
     if load is Load.LONG:
         return Config(min(width, 128), 64, 3, 1 if narrow else 2)
     if load is Load.TINY and width >= 128:
         return Config(128, 16, 3, 1)
-    return Config(block, 64 if narrow and load is Load.NORMAL else 32, 3, 1)
+    unaligned = dim * size % 16 != 0 and not narrow  # more registers for addresses: spread them
+    return Config(block, 64 if narrow and load is Load.NORMAL else 32, 3, 2 if unaligned else 1)
 
 
 @functools.cache
@@ -142,15 +146,17 @@ def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
     width = _power_of_two(dim)
     block = width if out_dim is not None else min(width, 128)
     block_out = _power_of_two(min(out_dim or 1, 16))
+    warps = 1 if block < 256 else 4
     if num_rows < _FULL:
-        return Config(block, min(32, max(4, 2048 // block)), 2, 1, block_out)
-    return Config(block, min(16, max(4, 512 // block)), 1, 1, block_out, rows=4)
+        in_flight = 2048 if out_dim is None else 1024
+        return Config(block, min(32, max(4, in_flight // block)), 2, warps, block_out)
+    return Config(block, min(16, max(4, 512 // block)), 1, warps, block_out, rows=4)
 
 
 @functools.cache
 def sddmm_window(dim: int) -> Config:
     """Window kernel of :func:`graphfuse.kernels.sddmm.sddmm`, half precision."""
-    return Config(min(_power_of_two(dim, 16), 128), 32, 2, 1)
+    return Config(min(_power_of_two(dim, 16), 128), 32, 2, 2)
 
 
 @functools.cache

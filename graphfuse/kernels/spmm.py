@@ -151,7 +151,7 @@ def _plan(
     windows = w.row_mask is not None
     if windows:
         load = launch.load(w.tasks.size(0), w.num_entries)
-        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load)
+        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load, edges is not None)
     else:
         config = launch.spmm_row(dim, dtype.itemsize, out_dim, w.num_rows)
     shape = (dim, out_dim or dim, config.block_dim, config.block_out)

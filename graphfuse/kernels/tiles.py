@@ -6,6 +6,8 @@ import triton.language as tl
 from graphfuse.kernels.device import INTERPRETING
 
 _INTERPRETING = tl.constexpr(INTERPRETING)
+# float32 products to the last bit or so, from six in bfloat16 (its default would be TF32)
+_FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
 
 
 @triton.jit
@@ -26,10 +28,12 @@ def popcount16(bits):
 
 @triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
-    # a @ b + acc in full precision of the operands; the interpreter multiplies the bit patterns of bfloat16
-    if _INTERPRETING and a.dtype == tl.bfloat16:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="tf32x3", out_dtype=ACC)
+    # a @ b + acc in the precision of the operands
+    if a.dtype == tl.float32:
+        return tl.dot(a, b, acc, input_precision=_FLOAT32, out_dtype=ACC)
+    if _INTERPRETING and a.dtype == tl.bfloat16:  # it would multiply the bit patterns
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, out_dtype=ACC)
+    return tl.dot(a, b, acc, out_dtype=ACC)
 
 
 @triton.jit

@@ -189,7 +189,8 @@ def aggregate(
     _check.runs_kernel(x)
     pin_if_capturing(windows)
     weighted = edge_weight is not None
-    rows = launch.prefers_rows(*windows.sizes, x.size(1), x.dtype, weighted)
+    gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
+    rows = launch.prefers_rows(*windows.sizes, gathered, x.dtype, weighted)
     rows = rows or (weighted and edge_weight.dtype != x.dtype)
     # W's gradient is g^T (A x) if the input is the narrow side, so A x is kept for it
     keep = weight is not None and weight.size(0) > weight.size(1)

@@ -1,6 +1,6 @@
-"""Compiles kernels for GPUs that are not there and reports registers, spills and shared memory.
+"""Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
-Run as a script (without TRITON_INTERPRET): prints one JSON object per kernel, configuration and target.
+Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from graphfuse.kernels import launch, sddmm, spmm
+from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -25,131 +30,150 @@ TARGETS = {
 }
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-ALIGNED = [["tt.divisibility", 16]]
+ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
+INDICES = dict.fromkeys(
+    ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_ptr", "edge_perm_ptr"), "*i32"
+) | {"row_mask_ptr": "*i16"}
+NUMBERS = dict.fromkeys(
+    ("num_tasks", "num_rows", "num_loops", "num_merges", "split", "weight_stride_out"), "i32"
+)
+STRIDES = dict.fromkeys(("x_stride", "a_stride", "b_stride"), "i32")
+SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
-def compile_kernel(
-    kernel: Any,
-    types: dict[str, str],
-    constants: dict[str, Any],
-    target: str,
-    warps: int,
-    aligned: bool = True,
-) -> dict[str, Any]:
-    """Compiles ``kernel``: arguments in ``types`` are run-time ones, all others are constants (default None)."""
-    names = kernel.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    constexprs = {name: constants.get(name) for name in names if name not in types}
-    # what the JIT infers: pointers from the allocator are aligned, and so are strides of 16 elements
+class Case(NamedTuple):
+    name: str
+    kernel: Any
+    operands: dict[str, str]  # pointers that are given, and their types; the others are None
+    constants: dict[str, Any]
+    warps: int
+
+
+def compile_case(case: Case, target: str) -> dict[str, Any]:
+    names = case.kernel.arg_names
+    types = {**INDICES, **NUMBERS, **STRIDES, **case.operands}
+    given = {name for name in names if name in types and name not in case.constants}
+    signature = {name: types[name] if name in given else "constexpr" for name in names}
+    constants = {name: case.constants.get(name) for name in names if name not in given}
     attrs = {
         (i,): ALIGNED
         for i, name in enumerate(names)
-        if aligned and (signature[name].startswith("*") or name.endswith("stride"))
+        if name in given and (types[name].startswith("*") or name in STRIDES)
     }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
-    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
-    report = {"shared": compiled.metadata.shared, **usage(compiled, target)}
-    return report | {"fits": report["shared"] <= SHARED_LIMIT[target]}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attrs)
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": case.warps})
+    report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
+    return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
 
 def usage(compiled: Any, target: str) -> dict[str, int]:
-    """Registers and spilled bytes a thread."""
+    """Registers, and bytes spilled, of a thread."""
     if target.startswith("gfx"):
         text = compiled.asm["amdgcn"]
-        spilled = [int(n) for n in re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s+(\d+)", text)]
-        return {"registers": int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1]), "spilled": sum(spilled)}
+        count, scratch = (
+            int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+            for key in ("vgpr_count", "private_segment_fixed_size")
+        )
+        return {"registers": count, "spilled": scratch}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         text = subprocess.run(
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    return {
-        "registers": int(re.search(r"REG:(\d+)", text)[1]),
-        "spilled": int(re.search(r"STACK:(\d+)", text)[1]) + int(re.search(r"LOCAL:(\d+)", text)[1]),
-    }
+    stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("STACK", "LOCAL"))
+    return {"registers": int(re.search(r"REG:(\d+)", text)[1]), "spilled": stack + local}
 
 
-def cases() -> list[tuple[str, Any, dict[str, str], dict[str, Any], int]]:
-    """Every kernel at its smallest and largest launch row: (name, kernel, run-time types, constants, warps)."""
-    import triton.language as tl
+def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
+    size = 4 if dtype == "fp32" else 2
+    pointer = f"*{dtype}"
+    bare = {"x_ptr": pointer, "out_ptr": pointer}
+    full = {**bare, **SCALES, "bias_ptr": pointer, "partial_ptr": "*fp32"}
+    if out_dim is not None:
+        bare["weight_ptr"] = pointer
+        full |= {"weight_ptr": pointer, "aggregate_ptr": pointer}
+    weights = {"edge_weight_ptr": pointer}
+    without = dict.fromkeys(("edge_ptr", "edge_perm_ptr"))  # no weights: None, not pointers
 
-    from graphfuse.kernels import launch, sddmm, spmm
-
-    found = []
-    structure = {
-        "tasks_ptr": "*i32",
-        "column_ptr": "*i32",
-        "row_mask_ptr": "*i16",
-        "ptr_ptr": "*i32",
-        "merges_ptr": "*i32",
-    }
-    numbers = dict.fromkeys(("num_tasks", "num_rows", "num_loops", "num_merges", "split"), "i32")
-    edges = {"edge_ptr": "*i32", "edge_perm_ptr": "*i32"}
-    strides = dict.fromkeys(("x_stride", "weight_stride_out", "a_stride", "b_stride"), "i32")
-    for dtype, size in (("fp16", 2), ("bf16", 2), ("fp32", 4)):
-        tensors = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
-        scales = {
-            "loop_weight_ptr": "*fp32",
-            "row_scale_ptr": "*fp32",
-            "col_scale_ptr": "*fp32",
-            "bias_ptr": f"*{dtype}",
+    def case(
+        kernel: Any, config: Config, height: int, operands: dict[str, str], label: str, **more: Any
+    ) -> Case:
+        constants = {
+            "DIM": dim,
+            "OUT_DIM": out_dim or dim,
+            "BLOCK_DIM": config.block_dim,
+            "BLOCK_OUT": config.block_out,
+            "COLUMNS": config.step,
+            "EDGES": config.step,
+            "ROWS": config.rows,
+            "STAGES": config.stages,
+            "HEIGHT": height,
+            "RELU": True,
+            "ACC": tl.float32,
+            "weight_stride_in": 1,
         }
-        for dim, out_dim in ((16, 16), (64, None), (128, 128), (256, 256), (1433, None)):
-            fused = {"weight_ptr": f"*{dtype}", "aggregate_ptr": f"*{dtype}"} if out_dim else {}
-            for weighted, cut in ((False, False), (False, True), (True, True)):
-                given = {
-                    **tensors,
-                    **({"partial_ptr": "*fp32"} if cut else {}),
-                    **scales,
-                    **fused,
-                    **({"edge_weight_ptr": f"*{dtype}", **edges} if weighted else {}),
-                }
-                for kernel, config, step, height in (
-                    (spmm._spmm_window_kernel, launch.spmm_window(dim, size, out_dim, load), "COLUMNS", 16),
-                    (spmm._spmm_row_kernel, launch.spmm_row(dim, size, out_dim, 10**6), "EDGES", 1),
-                    (spmm._spmm_merge_kernel, launch.spmm_window(dim, size, out_dim, load), None, 16),
-                    (spmm._spmm_merge_kernel, launch.spmm_row(dim, size, out_dim, 10**6), None, 1),
-                ):
-                    merge = step is None
-                    if (merge and (weighted or not cut)) or (weighted and height == 16 and size == 4):
-                        continue  # never launched
-                    types = {**structure, **numbers, **strides, **given}
-                    types = {name: types[name] for name in kernel.arg_names if name in types}
-                    constants = {
-                        "DIM": dim, "OUT_DIM": out_dim or dim, "BLOCK_DIM": config.block_dim,
-                        "BLOCK_OUT": config.block_out, "COLUMNS": config.step, "EDGES": config.step, "ROWS": config.rows,
-                        "STAGES": config.stages, "HEIGHT": height, "RELU": True, "ACC": tl.float32,
-                        "weight_stride_in": 1,
-                    }  # fmt: skip
-                    name = f"{kernel.__name__}[{dtype},{dim}->{out_dim},height={height},weighted={weighted},cut={cut}]"
-                    found.append(
-                        (name, kernel, types, constants, config.merge_warps if merge else config.warps)
-                    )
-        for dim in (7, 128, 1433):
-            for kernel, height in ((sddmm._sddmm_window_kernel, 16), (sddmm._sddmm_row_kernel, 1)):
-                if height == 16 and size == 4:
-                    continue
-                config = launch.sddmm_window(dim) if height == 16 else launch.sddmm_row(dim)
-                types = {
-                    **structure,
-                    **numbers,
-                    **strides,
-                    **edges,
-                    **dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}"),
-                }
-                types = {name: types[name] for name in kernel.arg_names if name in types}
-                constants = {
-                    "DIM": dim, "BLOCK_DIM": config.block_dim, "COLUMNS": config.step, "EDGES": config.step,
-                    "STAGES": config.stages, "WITHOUT_LOOPS": True, "ACC": tl.float32,
-                }  # fmt: skip
-                found.append((f"{kernel.__name__}[{dtype},{dim}]", kernel, types, constants, config.warps))
-    return found
+        name = f"{kernel.__name__}[{dtype}-{dim}-{out_dim}-{label}]"
+        constants |= {} if "edge_weight_ptr" in operands else without
+        warps = config.merge_warps if kernel is spmm._spmm_merge_kernel else config.warps
+        return Case(name, kernel, operands, constants | more, warps)
+
+    for load in Load:
+        config = launch.spmm_window(dim, size, out_dim, load, False)
+        yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
+        yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
+        if size == 2:  # float32 weights walk rows
+            config = launch.spmm_window(dim, size, out_dim, load, True)
+            yield case(spmm._spmm_window_kernel, config, 16, full | weights, f"{load.name}-weighted")
+    yield case(spmm._spmm_merge_kernel, config, 16, full, "windows")
+    for num_rows in (1, 10**6):
+        config = launch.spmm_row(dim, size, out_dim, num_rows)
+        yield case(spmm._spmm_row_kernel, config, 1, bare, f"{num_rows}-bare")
+        yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{num_rows}-weighted")
+    yield case(spmm._spmm_merge_kernel, config, 1, full, "rows")
+
+
+def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
+    operands = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
+    kernels = [(sddmm._sddmm_row_kernel, launch.sddmm_row(dim))]
+    if dtype != "fp32":
+        kernels.append((sddmm._sddmm_window_kernel, launch.sddmm_window(dim)))
+    for kernel, config in kernels:
+        constants = {
+            "DIM": dim,
+            "BLOCK_DIM": config.block_dim,
+            "COLUMNS": config.step,
+            "EDGES": config.step,
+            "STAGES": config.stages,
+            "WITHOUT_LOOPS": True,
+            "ACC": tl.float32,
+        }
+        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
+    found = set()
+    for dtype, size in (("fp16", 2), ("fp32", 4)):
+        widest = launch.MAX_FUSED_BYTES // size
+        widths = [(1, None), (64, None), (1433, None), (16, 16), (64, 64), (widest, widest)]
+        for dim, out_dim in widths:
+            for case in aggregation(dtype, dim, out_dim):
+                same = (
+                    case.kernel,
+                    *sorted(case.operands),
+                    *map(str, case.constants.items()),
+                    case.warps,
+                    dtype,
+                )
+                if same not in found:  # several loads share a configuration
+                    found.add(same)
+                    yield case
+        for dim in (7, 1433):
+            yield from sampled_product(dtype, dim)
 
 
 if __name__ == "__main__":
-    targets = sys.argv[1:] or list(TARGETS)
-    for name, kernel, types, constants, warps in cases():
-        for target in targets:
-            report = compile_kernel(kernel, types, constants, target, warps)
-            print(json.dumps({"kernel": name, "target": target, "warps": warps, **report}), flush=True)
+    for target in sys.argv[1:] or TARGETS:
+        for case in cases():
+            print(json.dumps(compile_case(case, target)), flush=True)

@@ -1,0 +1,123 @@
+"""Named hostile graphs, and the one comparison that every op and layer is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Graph = tuple[Tensor, tuple[int, int]]  # edge_index, (num_src, num_dst)
+
+
+def _random(num_src: int, num_dst: int, num_edges: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.randint(num_src, (num_edges,), generator=generator)
+    dst = torch.randint(num_dst, (num_edges,), generator=generator)
+    return torch.stack([src, dst])
+
+
+def _simple(num_nodes: int, num_edges: int) -> Tensor:
+    # random, without repeated edges and self-loops, in random order
+    edges: Tensor = torch.unique(_random(num_nodes, num_nodes, num_edges), dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    return edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(1))]
+
+
+def _both_ways(edge_index: Tensor) -> Tensor:
+    return torch.cat([edge_index, edge_index.flip(0)], 1)
+
+
+def _loops(nodes: Sequence[int]) -> Tensor:
+    return torch.tensor([list(nodes), list(nodes)])
+
+
+def _graph(make: Callable[[], Tensor], num_src: int, num_dst: int | None = None) -> Callable[..., Graph]:
+    def build(device: Any = "cpu") -> Graph:
+        return make().to(device), (num_src, num_src if num_dst is None else num_dst)
+
+    return build
+
+
+# Small, as the interpreter takes milliseconds per step of a kernel.
+GRAPHS: dict[str, Callable[..., Graph]] = {
+    "no_nodes": _graph(lambda: torch.empty(2, 0, dtype=torch.int64), 0),
+    "no_edges": _graph(lambda: torch.empty(2, 0, dtype=torch.int64), 20),
+    "one_node": _graph(lambda: torch.empty(2, 0, dtype=torch.int64), 1),
+    "one_loop": _graph(lambda: _loops([0]), 1),
+    "one_edge": _graph(lambda: torch.tensor([[2], [0]]), 3),
+    "isolated": _graph(lambda: _random(5, 5, 12) * 9, 45),  # most nodes, and whole windows, have no edge
+    "self_loops": _graph(lambda: torch.cat([_simple(37, 90), _loops(range(0, 37, 3))], 1), 37),
+    "repeated": _graph(lambda: torch.cat([_simple(20, 40)] * 3 + [_loops([3, 3, 7])], 1), 20),
+    "hub": _graph(lambda: _both_ways(torch.stack([torch.zeros(99).long(), torch.arange(1, 100)])), 100),
+    "full": _graph(lambda: torch.cartesian_prod(torch.arange(17), torch.arange(17)).t().contiguous(), 17),
+    "ragged": _graph(lambda: _simple(33, 120), 33),
+    "symmetric": _graph(lambda: _both_ways(_simple(48, 100)), 48),
+    "bipartite": _graph(lambda: _random(50, 21, 130), 50, 21),
+    "bipartite_tall": _graph(lambda: _random(3, 70, 80), 3, 70),
+}
+
+
+def compare(
+    op: Callable[..., Tensor], definition: Callable[..., Tensor], inputs: dict[str, Tensor], seed: int = 0
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Runs ``op`` in the dtype of its inputs, ``definition`` in that dtype and in float64, and backward.
+
+    Args:
+        op: What is tested, called with ``inputs`` as keywords.
+        definition: What it should compute, called likewise.
+        inputs: Float tensors; gradients of those that require one are compared.
+        seed: Of the cotangent.
+
+    Yields:
+        ``(name, actual, rounded, exact)`` for the output and every gradient.
+    """
+    cotangent: Tensor | None = None
+    results: list[list[Tensor]] = []
+    names = [name for name, tensor in inputs.items() if tensor.requires_grad]
+    for fn, double in ((op, False), (definition, False), (definition, True)):
+        copies = {
+            name: (tensor.detach().double() if double else tensor.detach()).requires_grad_(
+                tensor.requires_grad
+            )
+            for name, tensor in inputs.items()
+        }
+        out = fn(**copies)
+        if cotangent is None:
+            generator = torch.Generator(out.device).manual_seed(seed)
+            cotangent = torch.randn(out.shape, dtype=torch.float64, device=out.device, generator=generator)
+            cotangent = cotangent.to(out.dtype)
+        grads: Sequence[Tensor] = ()
+        if names:
+            wanted = [copies[name] for name in names]
+            grads = torch.autograd.grad(out, wanted, cotangent.to(out.dtype), materialize_grads=True)
+        results.append([out.detach(), *grads])
+    for name, *values in zip(["out", *("d" + name for name in names)], *results, strict=True):
+        yield name, values[0], values[1], values[2]
+
+
+def assert_close(
+    name: str, actual: Tensor, rounded: Tensor, exact: Tensor, factor: float | None = None
+) -> None:
+    """Error against float64 at most ``factor`` times that of the definition (or PyG) in the same dtype.
+
+    The factor is 2, and 3 for gradients (names that start with ``d``). The rounding floor, the dtype's
+    epsilon times the largest value, covers graphs on which the definition is exact. NaN never passes.
+    """
+    factor = (3.0 if name.startswith("d") else 2.0) if factor is None else factor
+    assert actual.shape == exact.shape, f"{name}: shape {list(actual.shape)}, wanted {list(exact.shape)}"
+    assert actual.dtype == rounded.dtype, f"{name}: dtype {actual.dtype}, wanted {rounded.dtype}"
+    if actual.numel() == 0:
+        return
+    error = (actual.double() - exact).abs().max().item()
+    rounding = (rounded.double() - exact).abs().max().item()
+    floor = torch.finfo(actual.dtype).eps * max(1.0, exact.abs().max().item())
+    limit = factor * rounding + floor
+    assert error <= limit, f"{name}: error {error:.2e} > {limit:.2e} (rounding alone {rounding:.2e})"
+
+
+def check(op: Callable[..., Tensor], definition: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
+    """:func:`compare` and :func:`assert_close` in one."""
+    for name, actual, rounded, exact in compare(op, definition, inputs):
+        assert_close(name, actual, rounded, exact)

@@ -1,0 +1,27 @@
+"""Kernels compile ahead of time for every supported GPU family, without spills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("aot.py")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_every_kernel_fits(target: str) -> None:
+    # in a process of its own: this one may interpret kernels
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, SCRIPT, target], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) > 40
+    spilled = [report for report in reports if report["spilled"] > 0]
+    too_large = [report for report in reports if report["shared"] > report["limit"]]
+    assert not spilled, f"{len(spilled)} spill, first: {spilled[0]}"
+    assert not too_large, f"{len(too_large)} do not fit, first: {too_large[0]}"
