@@ -52,6 +52,8 @@ def _check_tasks(name: str, w: Walk) -> None:
     tasks = w.tasks.long()
     tasks = tasks[torch.sort(tasks[:, 0] * (w.num_entries + 1) + tasks[:, 1]).indices]
     window, begin, end, slot = tasks.unbind(1)
+    known = bool(((window >= 0) & (window < w.ptr.numel() - 1)).all())
+    _require(known, f"{name}: `tasks` must cover windows 0 to {w.ptr.numel() - 2}")
     seen = torch.unique(window)
     ends_meet = torch.equal(begin[1:], end[:-1]) and (begin.numel() == 0 or int(begin[0]) == 0)
     inside = bool(((w.ptr.long()[window] <= begin) & (end <= w.ptr.long()[window + 1])).all())

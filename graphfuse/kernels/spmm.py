@@ -122,7 +122,7 @@ def _spmm_merge_kernel(
     inner = tl.arange(0, HEIGHT)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
     for slot in tl.range(first, first + count):
-        offs = (slot.to(tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
+        offs = (tl.cast(slot, tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
         acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
     finish_tile(
         acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,

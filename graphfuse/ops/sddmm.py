@@ -46,7 +46,7 @@ def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = Fa
     _check.same_dtype("b", b, "a", a.dtype)
     _check.runs_kernel(a)
     pin_if_capturing(windows)
-    rows = launch.prefers_rows(*windows.sizes, a.size(1), a.dtype, weighted=True)
+    rows = launch.prefers_rows(*windows.sizes, a.size(1), a.dtype, True)
     graph = graph_of(windows, rows, True, a, b)
     product: Tensor
     if isinstance(graph, Walks):

@@ -1,0 +1,170 @@
+"""The record travels: devices, copies, pickles, files, worker processes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from graphfuse import RowWindows
+from graphfuse.formats import packed as packing
+from graphfuse.testing import GRAPHS
+
+
+@pytest.fixture
+def record() -> RowWindows:
+    edge_index, size = GRAPHS["repeated"]()
+    return RowWindows.from_edge_index(edge_index, size)
+
+
+def same(a: RowWindows, b: RowWindows) -> bool:
+    return (
+        a.shape == b.shape
+        and a.fingerprint == b.fingerprint
+        and torch.equal(a.packed_windows.cpu(), b.packed_windows.cpu())
+        and torch.equal(a.row_edges().perm.cpu(), b.row_edges().perm.cpu())
+    )
+
+
+def saved_and_loaded(record: RowWindows) -> RowWindows:
+    file = io.BytesIO()
+    torch.save(record, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)  # importing graphfuse registers the class as safe
+    assert isinstance(loaded, RowWindows)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "travel",
+    [
+        lambda record: record.cpu(),
+        lambda record: record.clone(),
+        lambda record: record.detach(),
+        lambda record: record.contiguous(),
+        lambda record: record.share_memory_(),
+        lambda record: record.to("cpu", non_blocking=True),
+        lambda record: record.to(device="cpu", non_blocking=True),
+        lambda record: pickle.loads(pickle.dumps(record)),
+        copy.deepcopy,
+        saved_and_loaded,
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_copies_are_equal_and_work(record: RowWindows, travel, lazy: bool) -> None:
+    if lazy:
+        _ = record.packed_rows, record.packed_row_edges
+    moved = travel(record)
+    assert same(moved.validate(), record)
+    assert same(travel(record.transpose()), record.transpose())
+
+
+@pytest.mark.gpu
+def test_to_the_gpu_and_back(record: RowWindows) -> None:
+    on_gpu = record.pin_memory().to("cuda", non_blocking=True)
+    assert on_gpu.device == torch.device("cuda:0")
+    assert on_gpu.to("cuda") is on_gpu
+    assert same(on_gpu.validate(), record)  # edge order is built on the GPU, from the edge list on the CPU
+    assert same(record.cuda(), record)
+    assert same(on_gpu.cpu(), record)
+    on_gpu.record_stream(torch.cuda.current_stream())
+
+
+def test_clone_shares_nothing(record: RowWindows) -> None:
+    edge_index = record.edge_index()
+    cloned = record.clone()
+    assert cloned.packed_windows.data_ptr() != record.packed_windows.data_ptr()
+    edge_index[0, 0] = (edge_index[0, 0] + 1) % 20
+    assert cloned.window_edges() is not None
+    with pytest.raises(RuntimeError, match="was modified since"):
+        record.window_edges()
+
+
+def test_data_moves_copies_and_batches_the_record(record: RowWindows) -> None:
+    data = Data(x=torch.ones(20, 3), edge_index=record.edge_index(), row_windows=record)
+    for moved in (data.clone(), data.to("cpu"), copy.copy(data), copy.deepcopy(data), data.contiguous()):
+        assert same(moved.row_windows, record)
+    deep = copy.deepcopy(data)
+    assert deep.row_windows.edge_index().data_ptr() == deep.edge_index.data_ptr()  # still one edge list
+    batch = Batch.from_data_list([data, data])
+    assert isinstance(batch.row_windows, list)  # left alone: the docs say to window the batch
+    assert batch.edge_index.size(1) == 2 * record.num_edges
+    assert data.num_nodes == 20 and data.num_edges == record.num_edges
+
+
+def test_repr_and_bytes(record: RowWindows) -> None:
+    text = repr(record)
+    for part in ("num_dst=20", "num_edges=", "windows=2", "blocks_per_window=", "nbytes=", "device='cpu'"):
+        assert part in text
+    before = record.nbytes
+    _ = record.packed_rows
+    assert record.nbytes > before
+
+
+def test_an_unknown_packed_tensor_is_read_from_its_header(record: RowWindows) -> None:
+    copied = record.packed_windows.clone()
+    known = packing.unpack(copied)
+    assert known.scalars == packing.unpack(record.packed_windows).scalars
+    assert all(map(torch.equal, known.sections, packing.unpack(record.packed_windows).sections))
+
+
+def test_views_do_not_keep_a_record_alive() -> None:
+    import gc
+    import weakref
+
+    edge_index, size = GRAPHS["hub"]()
+    record = RowWindows.from_edge_index(edge_index, size)
+    _ = record.walks(rows=True, with_edges=True), record.walks(rows=False, with_edges=False), record.walk()
+    gone = weakref.ref(record.packed_windows)
+    gc.disable()  # reference counts alone must free it: on a GPU, memory cannot wait for the collector
+    try:
+        del record
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def corrupt(record: RowWindows, section: int, index: int, value: int) -> RowWindows:
+    broken = record.clone()
+    packing.unpack(broken.packed_windows).sections[section].view(-1)[index] = value
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("section", "index", "value", "message"),
+    [
+        (0, -1, 3, "`ptr` must run from 0"),
+        (0, 1, -2, "`ptr` must not decrease"),
+        (3, 0, 99, r"`column` must lie in \[0, 20\)"),
+        (3, 0, 19, "must be sorted"),
+        (4, 0, 0, "`row_mask` must not be empty"),
+        (1, 0, 7, "`tasks` must cover"),
+        (1, 1, 1, "`tasks` must cover"),
+    ],
+)
+def test_validate_names_what_is_wrong(
+    record: RowWindows, section: int, index: int, value: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        corrupt(record, section, index, value).validate()
+
+
+def test_validate_compares_both_directions() -> None:
+    edge_index, size = GRAPHS["ragged"]()
+    record = RowWindows.from_edge_index(edge_index, size)
+    broken = record.clone()
+    column = packing.unpack(broken.packed_windows).sections[8]  # of the transpose
+    column[-1] = (int(column[-1]) + 1) % 33 if int(column[-1]) < 32 else 31
+    with pytest.raises(ValueError, match=r"hold other edges|must be sorted"):
+        broken.validate()
+
+
+def test_a_foreign_schema_is_refused(record: RowWindows) -> None:
+    other = record.packed_windows.clone()
+    other[0] = 99
+    with pytest.raises(ValueError, match="schema 99"):
+        packing.unpack(other)
