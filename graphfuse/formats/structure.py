@@ -52,10 +52,12 @@ class Structure:
         """The packed tensor called ``name``, built on first use."""
         built: Tensor | None = getattr(self, name)
         if built is None:
-            if self.windows.is_cuda and torch.cuda.is_current_stream_capturing():
+            capturing = self.windows.is_cuda and torch.cuda.is_current_stream_capturing()
+            if capturing or torch.compiler.is_compiling():
+                during = "CUDA graph capture" if capturing else "tracing by torch.compile or torch.export"
                 raise RuntimeError(
-                    f"the {name} of these row windows would be built during CUDA graph capture; run the same "
-                    "call once before the capture"
+                    f"the {name} of these row windows would be built during {during}; run the same call once "
+                    "before"
                 )
             with self.lock, torch.no_grad():
                 built = getattr(self, name)

@@ -61,7 +61,6 @@ def load(num_tasks: int, num_entries: int) -> Load:
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
-@functools.cache
 def prefers_rows(
     num_rows: int,
     num_cols: int,

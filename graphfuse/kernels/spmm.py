@@ -199,19 +199,21 @@ def spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
                 keep_aggregate, out_dtype,
             )  # fmt: skip
-    operands = (edge_weight, loop_weight, row_scale, col_scale, weight, bias)
+    operands = [edge_weight, loop_weight, row_scale, col_scale, weight, bias]
     dtype, dim = x.dtype, x.size(1)
     out_dim, strides = None, (x.stride(0), 0, 0)
     addresses = x.data_ptr()
     if weight is not None:
         out_dim, strides = weight.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
     dtypes: list[torch.dtype | None] = []
-    for operand in operands:
+    for i, operand in enumerate(operands):
         if operand is None:
             dtypes.append(None)
-        else:
-            dtypes.append(operand.dtype)
-            addresses |= operand.data_ptr()
+            continue
+        if operand.dim() == 1 and operand.stride(0) != 1:  # an expanded gradient, say
+            operands[i] = operand = operand.contiguous()
+        dtypes.append(operand.dtype)
+        addresses |= operand.data_ptr()
     key = ("spmm", dtype, dim, out_dim, strides, relu, keep_aggregate, out_dtype, *dtypes)
     plan = w.plans.get(key)
     if plan is None:
@@ -225,7 +227,7 @@ def spmm(
         acc = torch.float64 if dtype == torch.float64 else torch.float32
         partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
     outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
-    plan.main(outputs, operands, aligned, index)
+    plan.main(outputs, tuple(operands), aligned, index)
     if plan.merge is not None:
-        plan.merge(outputs, operands[1:], aligned, index)
+        plan.merge(outputs, tuple(operands[1:]), aligned, index)
     return out, aggregate

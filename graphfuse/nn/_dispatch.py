@@ -105,6 +105,11 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
 def _edge_index_reasons(edge_index: Any) -> Iterator[str]:
     if isinstance(edge_index, (RowWindows, EdgeIndex)):
         return
+    if isinstance(edge_index, (list, tuple)) and any(isinstance(one, RowWindows) for one in edge_index):
+        raise ValueError(
+            "`edge_index` is a list of RowWindows, as a batch keeps those of its graphs; window the batch as "
+            "a whole (apply ToRowWindows to it) or pass its edge_index"
+        )
     if not isinstance(edge_index, Tensor):
         yield f"the graph is a {type(edge_index).__name__}; pass an edge_index tensor or RowWindows"
     elif edge_index.layout != torch.strided:
@@ -126,8 +131,9 @@ def _overridden(cls: Any, base: Any) -> tuple[str, ...]:
 
 
 def _is_generated(method: Any, layer: MessagePassing) -> bool:
-    # switching `explain` or `decomposed_layers` back leaves PyG's own method on the object
-    return getattr(method, "__func__", None) is getattr(type(layer), "_jinja_propagate", None)
+    # `explain` and `decomposed_layers` put PyG's own methods on the object, and leave one there when unset
+    cls = type(layer)
+    return getattr(method, "__func__", None) in (cls._jinja_propagate, cls._orig_propagate)
 
 
 def fall_back(layer: MessagePassing, reasons: list[str]) -> None:

@@ -1,8 +1,7 @@
 """GCNConv: symmetric normalisation around a sum over neighbours."""
 
-from __future__ import annotations
-
-from typing import Any
+# no `from __future__ import annotations`: TorchScript reads the class annotations as objects
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -51,8 +50,8 @@ class GCNConv(MessagePassing):
     Source: arXiv:1609.02907.
     """
 
-    _cached_edge_index: OptPairTensor | None
-    _cached_adj_t: SparseTensor | None
+    _cached_edge_index: Optional[OptPairTensor]  # noqa: UP045
+    _cached_adj_t: Optional[SparseTensor]  # noqa: UP045
 
     def __init__(
         self,

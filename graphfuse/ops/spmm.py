@@ -186,8 +186,9 @@ def aggregate(
 ) -> Tensor:
     """:func:`spmm` or, with a weight, :func:`spmm_gemm`, on checked operands."""
     x, edge_weight, _, weight, _ = operands
-    _check.runs_kernel(x)
-    pin_if_capturing(windows)
+    if not torch.compiler.is_compiling():  # the op itself checks and pins when it runs
+        _check.runs_kernel(x)
+        pin_if_capturing(windows)
     weighted = edge_weight is not None
     gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
     rows = launch.prefers_rows(*windows.sizes, gathered, x.dtype, weighted)

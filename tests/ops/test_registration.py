@@ -1,0 +1,99 @@
+"""The ops as torch.library sees them: schema, fake kernels, autograd, export, compile, dispatch modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.testing import GRAPHS
+from tests.ops.test_spmm import build, draw
+
+
+def arguments(graph: str, device: torch.device, with_weight: bool) -> tuple[Any, ...]:
+    windows, _, num_src, num_dst = build(graph, device)
+    given = draw(device, torch.float32, x=(num_src, 4), weight=(3, 4), bias=(3 if with_weight else 4,))
+    weight = given["weight"] if with_weight else None
+    packed = (windows.packed_windows, None, False, num_dst, num_src)
+    return *packed, None, None, False, False, torch.float32, given["x"], None, None, weight, given["bias"]
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("graph", ["no_edges", "one_edge", "bipartite_tall"])
+def test_opcheck_spmm(graph: str, with_weight: bool, device: torch.device) -> None:
+    torch.library.opcheck(torch.ops.graphfuse.spmm, arguments(graph, device, with_weight))
+
+
+def test_opcheck_sddmm(device: torch.device) -> None:
+    windows, _, num_src, num_dst = build("bipartite_tall", device)
+    given = draw(device, torch.float32, a=(num_dst, 3), b=(num_src, 3))
+    packed = (windows.packed_rows, windows.packed_row_edges, False, num_dst, num_src)
+    torch.library.opcheck(torch.ops.graphfuse.sddmm, (*packed, windows.num_edges, *given.values(), True))
+
+
+def test_the_registered_op_gives_the_same_bits_as_the_direct_call(device: torch.device) -> None:
+    windows, _, num_src, _ = build("ragged", device)
+    given = draw(device, torch.float32, x=(num_src, 4), bias=(4,))
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def run() -> list[Tensor]:
+        y = ops.spmm(windows, given["x"], bias=given["bias"])
+        return [y, *torch.autograd.grad(y.square().sum(), list(given.values()))]
+
+    direct = run()
+    with Watch() as watch:
+        registered = run()
+    assert watch.seen.count("graphfuse.spmm.default") == 2  # forward and backward
+    assert all(map(torch.equal, direct, registered))
+
+
+def test_compile_has_no_graph_break(device: torch.device) -> None:
+    windows, _, num_src, _ = build("ragged", device)
+    given = draw(device, torch.float32, x=(num_src, 4), weight=(3, 4))
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return ops.spmm_gemm(windows, x * 2, weight, activation="relu").square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"would be built during tracing by torch\.compile"):
+        compiled(*given.values())
+    wanted = torch.autograd.grad(loss(*given.values()), list(given.values()))
+    torch.compiler.reset()
+    found = torch.autograd.grad(compiled(*given.values()), list(given.values()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_export_gives_one_node(device: torch.device) -> None:
+    windows, _, num_src, _ = build("ragged", device)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ops.spmm(windows, x)
+
+    x = torch.ones(num_src, 2, device=device)
+    Layer()(x)  # builds what this width needs
+    program = torch.export.export(Layer(), (x,))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert targets.count("graphfuse.spmm.default") == 1
+
+
+def test_vmap_and_jacobian_say_what_is_missing_or_work(device: torch.device) -> None:
+    edge_index, size = GRAPHS["one_edge"](device)
+    windows = RowWindows.from_edge_index(edge_index, size)
+    x = torch.randn(3, 2, device=device)
+    jacobian = torch.autograd.functional.jacobian(lambda x: ops.spmm(windows, x), x)
+    wanted = torch.autograd.functional.jacobian(lambda x: reference.spmm(edge_index, x), x)
+    torch.testing.assert_close(jacobian, wanted)
