@@ -18,7 +18,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.ops import _check
-from graphfuse.ops.spmm import Operands, aggregate
+from graphfuse.ops._aggregate import Operands, aggregate
 
 
 class GCNConv(MessagePassing):

@@ -97,7 +97,7 @@ class Sddmm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``a`` and ``b``."""
-        from graphfuse.ops.spmm import Aggregation, Spmm  # each is the other's derivative
+        from graphfuse.ops._aggregate import Aggregation, Spmm  # each is the other's derivative
 
         a, b = ctx.saved_tensors
 

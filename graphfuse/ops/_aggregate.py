@@ -1,0 +1,282 @@
+"""``graphfuse::spmm``, the op behind :func:`graphfuse.ops.spmm` and :func:`graphfuse.ops.spmm_gemm`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphfuse import reference
+from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.walk import Walks, to_edge_index
+from graphfuse.kernels import launch
+from graphfuse.ops import _check
+from graphfuse.ops._library import Graph, Packed, below_autograd, direct_apply, graph_of, register
+from graphfuse.ops.sddmm import Sddmm, contiguous_rows
+
+
+class Operands(NamedTuple):
+    """What the op differentiates in, or the gradients."""
+
+    x: Any = None
+    edge_weight: Any = None
+    loop_weight: Any = None
+    weight: Any = None
+    bias: Any = None
+
+
+class Aggregation(NamedTuple):
+    """What the op is linear in but does not differentiate, and how it ends."""
+
+    graph: Graph
+    row_scale: Tensor | None
+    col_scale: Tensor | None
+    relu: bool
+    keep_aggregate: bool  # also return A x, before the weight
+    out_dtype: torch.dtype
+
+    def transpose(self, keep_aggregate: bool, out_dtype: torch.dtype) -> Aggregation:
+        """Over the transpose, the scales swapped, without activation."""
+        swapped = (self.graph.transpose(), self.col_scale, self.row_scale)
+        return Aggregation(*swapped, False, keep_aggregate, out_dtype)
+
+
+def aggregate(
+    windows: RowWindows,
+    operands: Operands,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    relu: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """:func:`spmm` or, with a weight, :func:`spmm_gemm`, on checked operands."""
+    x, edge_weight, _, weight, _ = operands
+    if not torch.compiler.is_compiling():  # the op itself checks and pins when it runs
+        _check.runs_kernel(x)
+        pin_if_capturing(windows)
+    weighted = edge_weight is not None
+    gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
+    rows = launch.prefers_rows(*windows.sizes, gathered, x.dtype, weighted)
+    rows = rows or (weighted and edge_weight.dtype != x.dtype)
+    # W's gradient is g^T (A x) if the input is the narrow side, so A x is kept for it
+    keep = weight is not None and weight.size(0) > weight.size(1)
+    keep = keep and weight.requires_grad and torch.is_grad_enabled()
+    graph = graph_of(windows, rows, weighted, *operands)
+    how = Aggregation(graph, row_scale, col_scale, relu, keep, out_dtype or x.dtype)
+    return _call(how, *operands)[0]
+
+
+def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
+    output: tuple[Tensor, Tensor | None]
+    if not isinstance(how.graph, Walks):
+        output = torch.ops.graphfuse.spmm(*how.graph, *how[1:], *operands)
+    elif torch.is_grad_enabled():
+        output = _apply(how, *operands)
+    else:
+        output = _run(how, *operands)
+    return output
+
+
+def _run(
+    how: Aggregation,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    loop_weight: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    w, row_scale, col_scale, relu, keep, out_dtype = how
+    assert isinstance(w, Walks)
+    if not _check.runs_kernel(x):
+        return _definition(how, x, edge_weight, loop_weight, weight, bias)
+    launch_spmm = _launcher()
+    graph, scales = (w.forward, w.edges), (edge_weight, loop_weight, row_scale, col_scale)
+    if weight is not None:
+        forward = w.forward
+        sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
+        order = launch.gemm_order(*sizes, keep)
+        if order is launch.GemmOrder.PROJECT:
+            x, weight = torch.nn.functional.linear(x, weight), None
+        elif order is launch.GemmOrder.AGGREGATE:
+            y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
+            return _finish(torch.mm(y, weight.t()), bias, relu, out_dtype), y if keep else None
+    output: tuple[Tensor, Tensor | None]
+    output = launch_spmm(*graph, contiguous_rows(x), *scales, weight, bias, relu, keep, out_dtype)
+    return output
+
+
+@functools.cache
+def _launcher() -> Any:
+    from graphfuse.kernels.spmm import spmm as launcher  # imports triton
+
+    return launcher
+
+
+def _definition(
+    how: Aggregation,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    loop_weight: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    w, row_scale, col_scale, relu, keep, out_dtype = how
+    assert isinstance(w, Walks)
+    if edge_weight is not None:
+        assert w.edges is not None
+        edge_weight = edge_weight[w.edges.perm.long()]
+    y = reference.spmm(
+        to_edge_index(w.forward),
+        x,
+        edge_weight,
+        num_dst=w.forward.num_rows,
+        loop_weight=loop_weight,
+        row_scale=row_scale,
+        col_scale=col_scale,
+    )
+    out = y if weight is None else torch.mm(y, weight.t())
+    return _finish(out, bias, relu, out_dtype), y.clone() if keep else None
+
+
+def _finish(y: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype) -> Tensor:
+    y = y.to(dtype) if bias is None else y.to(dtype) + bias.to(dtype)
+    return y.relu() if relu else y
+
+
+def _fake(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor]:
+    x, _, _, weight, _ = operands
+    assert isinstance(how.graph, Packed)
+    num_rows = how.graph.num_rows
+    y = x.new_empty(num_rows, x.size(1)) if how.keep_aggregate else x.new_empty(0)
+    return x.new_empty(num_rows, x.size(1) if weight is None else weight.size(0), dtype=how.out_dtype), y
+
+
+class Spmm(torch.autograd.Function):
+    """The aggregation and its derivative: ``(out, A x)``, the second None or empty unless it is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        how: Aggregation,
+        x: Tensor,
+        edge_weight: Tensor | None,
+        loop_weight: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Over the forward direction of ``how.graph``."""
+        operands = (x, edge_weight, loop_weight, weight, bias)
+        if isinstance(how.graph, Walks):
+            out, y = _run(how, *operands)
+        else:
+            out, y = below_autograd(torch.ops.graphfuse.spmm, *how.graph, *how[1:], *operands)
+        linear_in_x = weight is None and edge_weight is None and loop_weight is None
+        ctx.save_for_backward(
+            None if linear_in_x else x,
+            edge_weight,
+            loop_weight,
+            weight,
+            out if how.relu else None,
+            y if how.keep_aggregate else None,
+        )
+        ctx.how, ctx.x_dtype = how, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        return out, y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of the operands."""
+        x, edge_weight, loop_weight, weight, out, y = ctx.saved_tensors
+        _, needs_x, needs_edge_weight, needs_loop_weight, needs_weight, needs_bias = ctx.needs_input_grad
+        dtype, how = ctx.x_dtype, ctx.how
+        needs_y = needs_edge_weight or needs_loop_weight
+        if grad is None:
+            if grad_y is None:
+                return (None,) * 6
+            # only A x was used, as a second derivative may
+            grad = y.new_zeros(y.size(0), weight.size(0))
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        grad_x = grad_weight = grad_edge_weight = grad_loop_weight = grad_bias = None
+        if needs_bias:
+            grad_bias = grad.sum(0)
+            if grad_bias.dtype != ctx.bias_dtype:
+                grad_bias = grad_bias.to(ctx.bias_dtype)
+        if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
+            # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
+            grad = grad.to(dtype)
+            if needs_x:
+                back = how.transpose(keep_aggregate=True, out_dtype=dtype)
+                grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
+            else:
+                back = how.transpose(keep_aggregate=False, out_dtype=dtype)
+                moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
+            if needs_weight:
+                assert moved is not None
+                grad_weight = torch.mm(moved.t(), x)
+            grad_y = torch.mm(grad, weight) if needs_y else grad
+        else:
+            if weight is None:
+                grad_y = grad
+            else:
+                # the input is the narrow side: W's gradient is g^T (A x), and x's is A^T (g W)
+                grad = grad.to(dtype)
+                through = torch.mm(grad, weight)
+                grad_y = through if grad_y is None else through + grad_y
+                if needs_weight:
+                    grad_weight = torch.mm(grad.t(), y)
+            if needs_x:
+                back = how.transpose(keep_aggregate=False, out_dtype=dtype)
+                grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
+        if needs_y:
+            a, b = _scaled(grad_y.to(dtype), how.row_scale), _scaled(x, how.col_scale)
+            if needs_edge_weight:
+                product = Sddmm.apply(how.graph, edge_weight.numel(), a, b, loop_weight is not None)
+                grad_edge_weight = product.to(edge_weight.dtype)
+            if needs_loop_weight:
+                n = min(a.size(0), b.size(0))
+                own = (a[:n] * b[:n]).sum(1).to(loop_weight.dtype)
+                grad_loop_weight = torch.nn.functional.pad(own, (0, loop_weight.numel() - n))
+        return None, grad_x, grad_edge_weight, grad_loop_weight, grad_weight, grad_bias
+
+
+_apply = direct_apply(Spmm)
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else x * scale[:, None].to(x.dtype)
+
+
+def _registered(graph: Graph, *arguments: Any) -> tuple[Aggregation, tuple[Any, ...]]:
+    # arguments of graphfuse::spmm after the graph
+    return Aggregation(graph, *arguments[:5]), arguments[5:]
+
+
+def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor]:
+    how, operands = _registered(graph, *arguments)
+    out, y = _run(how, *operands)
+    return out, out.new_empty(0) if y is None else y
+
+
+def _fake_registered(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor]:
+    how, operands = _registered(graph, *arguments)
+    return _fake(how, *operands)
+
+
+def _apply_registered(graph: Packed, *arguments: Any) -> Any:
+    how, operands = _registered(graph, *arguments)
+    return Spmm.apply(how, *operands)
+
+
+register(
+    "spmm",
+    "Tensor? row_scale, Tensor? col_scale, bool relu, bool keep_aggregate, ScalarType out_dtype, "
+    "Tensor x, Tensor? edge_weight, Tensor? loop_weight, Tensor? weight, Tensor? bias) -> (Tensor, Tensor)",
+    _run_registered,
+    _fake_registered,
+    _apply_registered,
+)

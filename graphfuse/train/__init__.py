@@ -1,0 +1,1 @@
+"""Training scripts that ship with the package."""
