@@ -98,8 +98,7 @@ class RowWindows:
     @property
     def shape(self) -> tuple[int, int]:
         """``(num_dst, num_src)``, the rows and columns of the matrix."""
-        shape = self._structure.shape
-        return (shape[1], shape[0]) if self._transposed else shape
+        return self._structure.sizes[self._transposed][:2]
 
     @property
     def num_edges(self) -> int:
@@ -109,12 +108,12 @@ class RowWindows:
     @property
     def num_entries(self) -> int:
         """Column entries: rows of a feature matrix that one pass over all windows reads."""
-        return self._structure.num_entries[self._transposed]
+        return self._structure.sizes[self._transposed][3]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """``(num_dst, num_src, num_edges, num_entries)``."""
-        return (*self.shape, self.num_edges, self.num_entries)
+        return self._structure.sizes[self._transposed]
 
     @property
     def symmetric(self) -> bool:

@@ -24,9 +24,14 @@ class Structure:
     def __init__(self, windows: Tensor, key: int, source: Tensor | None) -> None:
         self.windows = windows
         scalars = self.scalars
-        self.shape = (scalars.num_dst, scalars.num_src)
         self.num_edges = scalars.num_edges
-        self.num_entries = tuple(walk(windows, transposed).num_entries for transposed in (False, True))
+        entries = [walk(windows, transposed).num_entries for transposed in (False, True)]
+        num_dst, num_src = scalars.num_dst, scalars.num_src
+        # (num_dst, num_src, num_edges, num_entries) of each direction
+        self.sizes = (
+            (num_dst, num_src, self.num_edges, entries[0]),
+            (num_src, num_dst, self.num_edges, entries[1]),
+        )
         self.fingerprint = key
         # the caller's edge list, for what is built on demand; an alias, so that a cache keyed weakly on the
         # caller's tensor object does not keep that object alive

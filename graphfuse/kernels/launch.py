@@ -20,6 +20,9 @@ _CACHED_BYTES = 48_000_000
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
 _FULL = 4224
 
+# Rows of a slice of a linear map's gradient.
+LINEAR_GRAD_ROWS = 256
+
 # The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
 MAX_FUSED_BYTES = 512
 
@@ -106,6 +109,16 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
     gathered = out_dim if apart is GemmOrder.PROJECT else dim
     bytes_apart = (num_entries + 2 * num_rows) * gathered * size + _LAUNCH_BYTES
     return GemmOrder.FUSED if num_entries * dim * size <= bytes_apart else apart
+
+
+def fuses_linear_grad(num_rows: int, left: int, right: int) -> bool:
+    """Whether the gradient of a linear map is bound by its launches, so that own kernels pay."""
+    return 0 < num_rows <= 16384 and 0 < num_rows * left * right <= 1 << 27
+
+
+def linear_grad(left: int, right: int) -> Config:
+    """Kernel of :func:`graphfuse.kernels.linear_grad.linear_grad` for a weight ``[left, right]``."""
+    return Config(min(_power_of_two(left, 16), 64), 32, 3, 4, min(_power_of_two(right, 32), 64))
 
 
 def _power_of_two(n: int, least: int = 1) -> int:

@@ -72,6 +72,11 @@ class Launch:
             self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
 
 
+def current_device() -> int:
+    """Index of the current GPU: ``torch.cuda.current_device()`` without its look whether CUDA is up."""
+    return torch._C._cuda_getDevice()
+
+
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """What sums over ``dtype`` are kept in: float32, or float64 for float64 (interpreter only)."""
     return tl.float64 if dtype == torch.float64 else tl.float32

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.run import Launch, accumulator
+from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import dot, load_task, popcount16
 
 
@@ -114,7 +114,7 @@ def _plan(
 def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
     """Launches the kernel over ``w``; operands are checked by :mod:`graphfuse.ops`."""
     index = a.get_device()
-    if index >= 0 and index != torch.cuda.current_device():
+    if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return sddmm(w, edges, a, b, without_loops)
     out = a.new_empty(edges.perm.numel())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.run import Launch, accumulator
+from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, window_sum
 
 
@@ -193,27 +193,27 @@ def spmm(
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the kernels; operands are checked by :mod:`graphfuse.ops`. Returns ``(out, aggregate)``."""
     index = x.get_device()
-    if index >= 0 and index != torch.cuda.current_device():
+    if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
                 keep_aggregate, out_dtype,
             )  # fmt: skip
-    operands = [edge_weight, loop_weight, row_scale, col_scale, weight, bias]
     dtype, dim = x.dtype, x.size(1)
-    out_dim, strides = None, (x.stride(0), 0, 0)
-    addresses = x.data_ptr()
+    out_dim, strides, addresses = None, (x.stride(0), 0, 0), x.data_ptr()
     if weight is not None:
         out_dim, strides = weight.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
+        addresses |= weight.data_ptr()
+    vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
     dtypes: list[torch.dtype | None] = []
-    for i, operand in enumerate(operands):
-        if operand is None:
+    for i, vector in enumerate(vectors):
+        if vector is None:
             dtypes.append(None)
             continue
-        if operand.dim() == 1 and operand.stride(0) != 1:  # an expanded gradient, say
-            operands[i] = operand = operand.contiguous()
-        dtypes.append(operand.dtype)
-        addresses |= operand.data_ptr()
+        if vector.stride(0) != 1:  # an expanded gradient, say
+            vectors[i] = vector = vector.contiguous()
+        dtypes.append(vector.dtype)
+        addresses |= vector.data_ptr()
     key = ("spmm", dtype, dim, out_dim, strides, relu, keep_aggregate, out_dtype, *dtypes)
     plan = w.plans.get(key)
     if plan is None:
@@ -227,7 +227,8 @@ def spmm(
         acc = torch.float64 if dtype == torch.float64 else torch.float32
         partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
     outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
-    plan.main(outputs, tuple(operands), aligned, index)
+    operands = (*vectors[:4], weight, vectors[4])
+    plan.main(outputs, operands, aligned, index)
     if plan.merge is not None:
-        plan.merge(outputs, tuple(operands[1:]), aligned, index)
+        plan.merge(outputs, operands[1:], aligned, index)
     return out, aggregate

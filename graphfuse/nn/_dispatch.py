@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,7 @@ _HOOKS = tuple(
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for kind in ("pre_", "")
 )
+_hooks_of = operator.itemgetter(*_HOOKS)
 _INTEGERS = (torch.int32, torch.int64)
 _SUMS = ("add", "sum")
 
@@ -39,25 +41,26 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
 
     The same conditions without their sentences: this runs on every forward, when little else does.
     """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
     state = layer.__dict__
     kind = type(edge_index)
     return (
         state["_explain"] is not True
         and state["_decomposed_layers"] == 1
         and state["aggr"] in _SUMS
-        and not any(map(state.__getitem__, _HOOKS))
-        and _STEPS.isdisjoint(state)
+        and not any(_hooks_of(state))
+        and state.keys().isdisjoint(_STEPS)
         and not _overridden(type(layer), base)  # type: ignore[arg-type]
         and (
-            kind is RowWindows or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.dim() == 2)
+            kind is RowWindows
+            or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.shape[:-1] == (2,))
         )
         and type(x) is Tensor
         and x.dim() == 2
         and x.layout is torch.strided
         and kernel_problem(x.device, x.dtype) is None
         and "GRAPHFUSE_DISABLE" not in os.environ
-        and torch._C._get_tracing_state() is None
-        and not torch.compiler.is_compiling()
     )
 
 
@@ -70,12 +73,13 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         x: Features of the sources.
         edge_index: What the user passed for the graph.
     """
+    if torch.compiler.is_compiling():
+        yield "torch.compile is tracing the layer"
+        return  # what follows would be traced as well
     if os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0"):
         yield "GRAPHFUSE_DISABLE=1 is set"
     if torch._C._get_tracing_state() is not None:  # torch.jit.trace and the ONNX exporter built on it
         yield "the model is being traced or exported to ONNX"
-    if torch.compiler.is_compiling():
-        yield "torch.compile is tracing the layer"
     if layer.explain is True:
         yield "the layer is being explained (layer.explain is True), which needs every message"
     if layer.decomposed_layers != 1:

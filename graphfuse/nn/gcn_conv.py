@@ -201,10 +201,10 @@ class GCNConv(MessagePassing):
                 if edge_weight is not None:
                     return self._forward_weighted(windows, x, edge_weight)
                 scale, loop_weight = _scales(windows, self.add_self_loops)
-        if self._linear_is_plain(x):
-            weight, bias = self.lin.weight, self.bias
+        weight = self._plain_weight(x)
+        if weight is not None:
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
-            operands = Operands(x, edge_weight, loop_weight, weight, bias)
+            operands = Operands(x, edge_weight, loop_weight, weight, self.bias)
             return aggregate(windows, operands, scale, scale, False, None)
         # the dtype that PyG's messages and bias would be summed in, under autocast too
         x, dtype = self.lin(x), x.dtype
@@ -225,17 +225,14 @@ class GCNConv(MessagePassing):
         out = ops.spmm(windows, self.lin(x) * scale, edge_weight, loop_weight=loop_weight) * scale
         return out if self.bias is None else out + self.bias
 
-    def _linear_is_plain(self, x: Tensor) -> bool:
-        # a replaced, hooked, parametrised or lazy projection, or autocast, goes through the module
-        lin = self.lin
+    def _plain_weight(self, x: Tensor) -> Tensor | None:
+        # None: a replaced, hooked, parametrised or lazy projection, or autocast, goes through the module
+        lin = self._modules["lin"]
         if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
-            return False
+            return None
         weight = lin._parameters.get("weight")
-        return (
-            type(weight) is Parameter
-            and weight.dtype is x.dtype
-            and not torch.is_autocast_enabled(x.device.type)
-        )
+        plain = type(weight) is Parameter and weight.dtype is x.dtype
+        return weight if plain and not torch.is_autocast_enabled(x.device.type) else None
 
     def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:
         windows = row_windows(edge_index, num_nodes, num_nodes)

@@ -202,13 +202,10 @@ class Spmm(torch.autograd.Function):
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         grad_x = grad_weight = grad_edge_weight = grad_loop_weight = grad_bias = None
-        if needs_bias:
-            grad_bias = grad.sum(0)
-            if grad_bias.dtype != ctx.bias_dtype:
-                grad_bias = grad_bias.to(ctx.bias_dtype)
+        out_grad = grad if needs_bias else None
         if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
             # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
-            grad = grad.to(dtype)
+            grad = grad if grad.dtype is dtype else grad.to(dtype)
             if needs_x:
                 back = how.transpose(keep_aggregate=True, out_dtype=dtype)
                 grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
@@ -217,21 +214,23 @@ class Spmm(torch.autograd.Function):
                 moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
                 assert moved is not None
-                grad_weight = torch.mm(moved.t(), x)
+                grad_weight, grad_bias = _linear_grad(how.graph, moved, x, out_grad, ctx.bias_dtype)
             grad_y = torch.mm(grad, weight) if needs_y else grad
         else:
             if weight is None:
                 grad_y = grad
             else:
                 # the input is the narrow side: W's gradient is g^T (A x), and x's is A^T (g W)
-                grad = grad.to(dtype)
+                grad = grad if grad.dtype is dtype else grad.to(dtype)
                 through = torch.mm(grad, weight)
                 grad_y = through if grad_y is None else through + grad_y
                 if needs_weight:
-                    grad_weight = torch.mm(grad.t(), y)
+                    grad_weight, grad_bias = _linear_grad(how.graph, grad, y, out_grad, ctx.bias_dtype)
             if needs_x:
                 back = how.transpose(keep_aggregate=False, out_dtype=dtype)
                 grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
+        if out_grad is not None and grad_bias is None:
+            grad_bias = _sum_rows(out_grad, ctx.bias_dtype)
         if needs_y:
             a, b = _scaled(grad_y.to(dtype), how.row_scale), _scaled(x, how.col_scale)
             if needs_edge_weight:
@@ -245,6 +244,36 @@ class Spmm(torch.autograd.Function):
 
 
 _apply = direct_apply(Spmm)
+
+
+def _linear_grad(
+    graph: Graph, left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    # left^T right and, with `grad`, the sum of its rows
+    if (
+        isinstance(graph, Walks)
+        and not torch.is_grad_enabled()  # else a second derivative is wanted
+        and launch.fuses_linear_grad(left.size(0), left.size(1), right.size(1))
+        and _check.runs_kernel(left)
+    ):
+        rows = None if grad is None else contiguous_rows(grad)
+        found: tuple[Tensor, Tensor | None] = _linear_grad_launcher()(
+            graph.forward.plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
+        )
+        return found
+    return torch.mm(left.t(), right), None if grad is None else _sum_rows(grad, bias_dtype)
+
+
+@functools.cache
+def _linear_grad_launcher() -> Any:
+    from graphfuse.kernels.linear_grad import linear_grad  # imports triton
+
+    return linear_grad
+
+
+def _sum_rows(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    total: Tensor = x.sum(0)
+    return total if total.dtype == dtype else total.to(dtype)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from graphfuse.formats import RowWindows
 from graphfuse.formats.walk import Walks, walks
 
-_PLAIN = (Tensor, Parameter)
+_PLAIN = frozenset((Tensor, Parameter, type(None)))
 _LIBRARY = torch.library.Library("graphfuse", "DEF")
 
 
@@ -84,7 +84,7 @@ def direct_apply(function: type[torch.autograd.Function]) -> Any:
 
 def graph_of(windows: RowWindows, rows: bool, with_edges: bool, *tensors: Tensor | None) -> Graph:
     """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors."""
-    if is_plain_eager() and all(tensor is None or type(tensor) in _PLAIN for tensor in tensors):
+    if is_plain_eager() and _PLAIN.issuperset(map(type, tensors)):
         return windows.walks(rows, with_edges)
     order = None
     if with_edges:

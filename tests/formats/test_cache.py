@@ -154,6 +154,7 @@ def test_a_cold_capture_says_what_to_do_and_a_warm_one_pins() -> None:
     graph = torch.cuda.CUDAGraph()
     message = "run the layer once before the capture"
     with pytest.raises(RuntimeError, match=message), torch.cuda.graph(graph):
+        torch.ones(1, device="cuda").add_(1)
         row_windows(edge_index, 33, 33)
     torch.cuda.synchronize()
     record = row_windows(edge_index, 33, 33)

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import launch, sddmm, spmm
+from graphfuse.kernels import launch, linear_grad, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -34,10 +34,11 @@ ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the a
 INDICES = dict.fromkeys(
     ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_ptr", "edge_perm_ptr"), "*i32"
 ) | {"row_mask_ptr": "*i16"}
-NUMBERS = dict.fromkeys(
-    ("num_tasks", "num_rows", "num_loops", "num_merges", "split", "weight_stride_out"), "i32"
+COUNTS = ("num_tasks", "num_rows", "num_loops", "num_merges", "num_grads", "num_splits", "split")
+NUMBERS = dict.fromkeys((*COUNTS, "weight_stride_out"), "i32")
+STRIDES = dict.fromkeys(
+    ("x_stride", "a_stride", "b_stride", "left_stride", "right_stride", "grad_stride"), "i32"
 )
-STRIDES = dict.fromkeys(("x_stride", "a_stride", "b_stride"), "i32")
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
@@ -151,6 +152,24 @@ def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
         yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
 
 
+def gradient_of_linear(dtype: str, left: int, right: int) -> Iterator[Case]:
+    pointer, config = f"*{dtype}", launch.linear_grad(left, right)
+    shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
+    operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
+    constants = {
+        "BLOCK_LEFT": config.block_dim,
+        "BLOCK_RIGHT": config.block_out,
+        "ROWS": config.step,
+        "STAGES": config.stages,
+    }
+    name = f"[{dtype}-{left}-{right}]"
+    kernel, merge = linear_grad._linear_grad_kernel, linear_grad._linear_grad_merge_kernel
+    yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
+    operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
+    constants = {"BLOCK": linear_grad.MERGE_BLOCK, "SPLITS": linear_grad.MERGE_SPLITS}
+    yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
+
+
 def cases() -> Iterator[Case]:
     """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
     found = set()
@@ -171,6 +190,8 @@ def cases() -> Iterator[Case]:
                     yield case
         for dim in (7, 1433):
             yield from sampled_product(dtype, dim)
+        for left, right in ((1, 1), (7, 16), (64, 1433)):
+            yield from gradient_of_linear(dtype, left, right)
 
 
 if __name__ == "__main__":

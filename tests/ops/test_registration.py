@@ -73,7 +73,7 @@ def test_compile_has_no_graph_break(device: torch.device) -> None:
     torch.compiler.reset()
     found = torch.autograd.grad(compiled(*given.values()), list(given.values()))
     for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # eager sums the weight's gradient in slices
 
 
 def test_export_gives_one_node(device: torch.device) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks of graphfuse; see README.md in this folder."""

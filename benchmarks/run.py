@@ -1,0 +1,128 @@
+"""Runs benchmarks, appends their records to files and prints a table: ``python -m benchmarks.run --help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks import cora_step as cora_step
+from benchmarks import row_windows as row_windows
+from benchmarks import spmm as spmm
+from benchmarks.bench import REGISTRY, Bench, Case, Record, machine, to_json
+
+_RESULTS = Path(__file__).parent / "results"
+_COLUMNS = ("op", "graph", "D", "dtype", "mode", "provider", "p50 ms", "/ floor", "PyG /", "status")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if a row is wrong or an error (one that did not fit in memory, or in the budget, is not)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(REGISTRY)}; default all")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default benchmarks/results/<gpu>/<op>.jsonl"
+    )
+    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweeps")
+    parser.add_argument("--quick", action="store_true", help="one case a graph, timed briefly")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after this time")
+    parser.add_argument("--list", action="store_true", help="print benchmarks and their cases, and stop")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(REGISTRY))
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(REGISTRY)}")
+    benches = [REGISTRY[name] for name in given.names or REGISTRY]
+    plan = [(bench, case) for bench in benches for case in bench.cases(given.graphs, given.quick)]
+    if given.list:
+        for bench, case in plan:
+            print(bench.name, *(f"{axis}={value}" for axis, value in case.items()))
+        return 0
+    end = float("inf") if given.budget is None else time.perf_counter() + given.budget
+    records: list[Record] = []
+    total = sum(len(bench.providers) for bench, _ in plan)
+    with tqdm(total=total, unit="row", disable=None) as bar:
+        for record in _measure(plan, given.quick, end):
+            _append(given.out, record)
+            records.append(record)
+            bar.set_postfix_str(f"{record.op} {record.graph} {record.provider}")
+            bar.update()
+    print(table(records))
+    _print_left_out(plan, len(records))
+    return int(any(record.status in ("wrong", "error") for record in records))
+
+
+def _measure(plan: Sequence[tuple[Bench, Case]], quick: bool, end: float) -> Iterator[Record]:
+    for bench, case in plan:
+        rows = bench.rows(case, quick)
+        while time.perf_counter() < end:
+            record = next(rows, None)
+            if record is None:
+                break
+            yield record
+
+
+def _append(out: Path | None, record: Record) -> None:
+    if out is None:
+        gpu = re.sub(r"[^a-z0-9]+", "-", str(machine()["gpu"]).lower())
+        out = _RESULTS / gpu / f"{record.op}.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.write(json.dumps(to_json(record)) + "\n")
+
+
+def table(records: Sequence[Record]) -> str:
+    """The records as text, with their ratios to the floor and to PyG, and what went wrong below."""
+    pyg = {_case(record): record.p50_ms for record in records if record.provider == "pyg"}
+    lines: list[tuple[str, ...]] = [_COLUMNS]
+    notes = []
+    for record in records:
+        time_ms, theirs = record.p50_ms, pyg.get(_case(record))
+        over_floor = time_ms / record.floor_ms if time_ms and record.floor_ms else None
+        speedup = theirs / time_ms if time_ms and theirs and record.provider != "pyg" else None
+        captured = ", captured" if record.extra.get("captured") else ""
+        texts = (
+            record.op,
+            record.graph,
+            _width(record),
+            record.dtype,
+            f"{record.mode}{captured}",
+            record.provider,
+            None if time_ms is None else f"{time_ms:.4f}",
+            None if over_floor is None else f"{over_floor:.2f}",
+            None if speedup is None else f"{speedup:.2f}",
+            record.status,
+        )
+        lines.append(tuple("-" if text is None else str(text) for text in texts))
+        if record.message is not None:
+            notes.append(f"{' '.join(lines[-1][:6])}: {record.message}")
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([*shown, *notes])
+
+
+def _case(record: Record) -> tuple[object, ...]:
+    fields = (record.op, record.graph, _width(record), record.dtype, record.mode)
+    return (*fields, record.extra.get("captured"))
+
+
+def _width(record: Record) -> str | None:
+    in_dim = record.extra.get("in_dim")
+    if record.head_dim is None or in_dim is None:
+        return None if record.head_dim is None else str(record.head_dim)
+    return f"{in_dim}->{record.head_dim}"
+
+
+def _print_left_out(plan: Sequence[tuple[Bench, Case]], done: int) -> None:
+    rows = [f"{bench.name} {case.get('graph', '')}" for bench, case in plan for _ in bench.providers]
+    for what, count in Counter(rows[done:]).items():
+        print(f"out of budget, not run: {count} rows of {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Gradients of a linear map over the rows of a small graph: dW = left^T right and db = sum of grad's rows.
+
+A training step on a few thousand nodes is bound by the host time of its launches, and a matrix product and a
+sum take the libraries several times as long to launch as these two kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphfuse.kernels import launch
+from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.tiles import dot
+
+MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
+
+
+# One slice of the rows: partial sums of left^T right, and of grad.
+#   grid      (num_splits * blocks,): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
+#   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]
+#   writes    partial ACC [num_splits, LEFT * RIGHT + LEFT]
+#   order     rows top to bottom, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_rows", "num_grads", "num_splits"])
+def _linear_grad_kernel(
+    partial_ptr, left_ptr, right_ptr, grad_ptr, num_rows, num_grads, num_splits,
+    left_stride, right_stride, grad_stride,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    split, tile = tl.program_id(0) % num_splits, tl.program_id(0) // num_splits
+    blocks = tl.cdiv(RIGHT, BLOCK_RIGHT)
+    offs_left = (tile // blocks) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
+    offs_right = (tile % blocks) * BLOCK_RIGHT + tl.arange(0, BLOCK_RIGHT)
+    mask_left, mask_right = offs_left < LEFT, offs_right < RIGHT
+    partial_ptr += split.to(tl.int64) * (LEFT * RIGHT + LEFT)
+    acc = tl.zeros((BLOCK_LEFT, BLOCK_RIGHT), dtype=ACC)
+    length = tl.cdiv(num_rows, num_splits)
+    end = tl.minimum(split * length + length, num_rows)
+    for start in tl.range(split * length, end, ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS)
+        live, offs_row = rows < end, rows.to(tl.int64)
+        left = tl.load(  # as its transpose
+            left_ptr + offs_row[None, :] * left_stride + offs_left[:, None],
+            mask=live[None, :] & mask_left[:, None], other=0.0,
+        )  # fmt: skip
+        right = tl.load(
+            right_ptr + offs_row[:, None] * right_stride + offs_right[None, :],
+            mask=live[:, None] & mask_right[None, :], other=0.0,
+        )  # fmt: skip
+        acc = dot(left, right, acc, ACC)
+    offs_weight = offs_left[:, None] * RIGHT + offs_right[None, :]
+    tl.store(partial_ptr + offs_weight, acc, mask=mask_left[:, None] & mask_right[None, :])
+    if grad_ptr is not None:
+        if tile % blocks == 0:
+            total = tl.zeros((BLOCK_LEFT,), dtype=ACC)
+            grads = tl.cdiv(num_grads, num_splits)
+            last = tl.minimum(split * grads + grads, num_grads)
+            for first in tl.range(split * grads, last, ROWS):
+                offs_grad = first + tl.arange(0, ROWS)
+                offs = offs_grad.to(tl.int64)[:, None] * grad_stride + offs_left[None, :]
+                mask = (offs_grad < last)[:, None] & mask_left[None, :]
+                total += tl.sum(tl.load(grad_ptr + offs, mask=mask, other=0.0).to(ACC), 0)
+            tl.store(partial_ptr + LEFT * RIGHT + offs_left, total, mask=mask_left)
+
+
+# Adds the slices: partial [num_splits, LEFT * RIGHT + LEFT] to weight [LEFT, RIGHT] and bias [LEFT].
+#   grid      (cdiv(LEFT * RIGHT + LEFT, BLOCK),)
+@triton.jit(do_not_specialize=["num_splits"])
+def _linear_grad_merge_kernel(
+    weight_ptr, bias_ptr, partial_ptr, num_splits,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), dtype=ACC)
+    for first in tl.range(0, num_splits, SPLITS):
+        splits = first + tl.arange(0, SPLITS)
+        mask = (splits < num_splits)[:, None] & (offs < LEFT * RIGHT + LEFT)[None, :]
+        offs_partial = splits.to(tl.int64)[:, None] * (LEFT * RIGHT + LEFT) + offs[None, :]
+        acc += tl.sum(tl.load(partial_ptr + offs_partial, mask=mask, other=0.0), 0)
+    tl.store(weight_ptr + offs, acc.to(weight_ptr.dtype.element_ty), mask=offs < LEFT * RIGHT)
+    if bias_ptr is not None:
+        mask = (offs >= LEFT * RIGHT) & (offs < LEFT * RIGHT + LEFT)
+        tl.store(bias_ptr + offs - LEFT * RIGHT, acc.to(bias_ptr.dtype.element_ty), mask=mask)
+
+
+class _Plan(NamedTuple):
+    num_splits: int
+    main: Launch
+    merge: Launch
+
+
+def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
+    num_rows, acc = left.size(0), accumulator(left.dtype)
+    shape = (left.size(1), right.size(1))
+    config = launch.linear_grad(*shape)
+    num_splits = -(-num_rows // launch.LINEAR_GRAD_ROWS)
+    blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
+    num_grads, grad_stride = (0, 0) if grad is None else (grad.size(0), grad.stride(0))
+    counts = (num_rows, num_grads, num_splits, left.stride(0), right.stride(0), grad_stride)
+    rest = (*counts, *shape, config.block_dim, config.block_out, config.step, config.stages, acc)
+    main = Launch(_linear_grad_kernel, num_splits * blocks, config.warps, (), rest)
+    programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
+    merge_rest = (num_splits, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
+    merge = Launch(_linear_grad_merge_kernel, programs, config.merge_warps, (), merge_rest)
+    return _Plan(num_splits, main, merge)
+
+
+def linear_grad(
+    plans: dict[Any, Any], left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    """Launches the kernels.
+
+    Args:
+        plans: Where prepared launches are kept.
+        left: ``[num_rows, out_dim]``, contiguous features; ``num_rows`` and all widths are at least 1.
+        right: ``[num_rows, dim]``, dtype of ``left``, contiguous features.
+        grad: ``[num_grads, out_dim]`` with contiguous features, or None.
+        bias_dtype: Dtype of the sum of ``grad``.
+
+    Returns:
+        ``left.T @ right`` and, with ``grad``, its sum over rows.
+    """
+    index = left.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return linear_grad(plans, left, right, grad, bias_dtype)
+    addresses = left.data_ptr() | right.data_ptr()
+    key: tuple[Any, ...] = (
+        "linear_grad",
+        left.dtype,
+        left.shape,
+        right.shape,
+        left.stride(0),
+        right.stride(0),
+    )
+    if grad is not None:
+        addresses |= grad.data_ptr()
+        key += (bias_dtype, grad.dtype, grad.size(0), grad.stride(0))
+    plan = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _plan(left, right, grad)
+    out_dim, dim = left.size(1), right.size(1)
+    acc = torch.float64 if left.dtype == torch.float64 else torch.float32
+    partial = left.new_empty((plan.num_splits, out_dim * (dim + 1)), dtype=acc)
+    weight = left.new_empty((out_dim, dim))
+    bias = None if grad is None else left.new_empty(out_dim, dtype=bias_dtype)
+    plan.main((partial,), (left, right, grad), addresses & 15 == 0, index)
+    plan.merge((weight, bias), (partial,), True, index)
+    return weight, bias

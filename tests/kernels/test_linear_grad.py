@@ -1,0 +1,60 @@
+"""Gradients of a linear map: several slices of rows, several tiles, ragged edges, any strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphfuse import RowWindows, ops
+from graphfuse.testing import assert_close
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (600, 7, 70), (300, 70, 5), (257, 16, 33)], ids=str)
+@pytest.mark.parametrize("num_grads", [None, 40, 700])
+def test_equals_the_product(
+    dtype: torch.dtype, shape: tuple[int, int, int], num_grads: int | None, device: torch.device
+) -> None:
+    pytest.importorskip("triton")
+    from graphfuse.kernels.linear_grad import linear_grad
+
+    num_rows, out_dim, dim = shape
+    left = torch.randn(num_rows, out_dim + 3, device=device).to(dtype)[:, :out_dim]
+    right = torch.randn(num_rows, dim, device=device).to(dtype)
+    grad = None if num_grads is None else torch.randn(num_grads, out_dim, device=device).to(dtype)
+    weight, bias = linear_grad({}, left, right, grad, torch.float32)
+    assert_close("dweight", weight, torch.mm(left.t(), right), torch.mm(left.t().double(), right.double()))
+    assert (bias is None) == (grad is None)
+    if grad is not None:
+        torch.testing.assert_close(bias, grad.double().sum(0).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("widths", [(20, 5), (5, 20)], ids=str)
+def test_the_op_takes_either_way(
+    small: bool, widths: tuple[int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def decide(*shape: int) -> bool:
+        taken.append(shape)
+        return small
+
+    monkeypatch.setattr("graphfuse.kernels.launch.fuses_linear_grad", decide)
+    edge_index = torch.randint(30, (2, 90), device=device)
+    windows = RowWindows.from_edge_index(edge_index, (30, 30))
+    x = torch.randn(30, widths[0], device=device, requires_grad=True)
+    weight = torch.randn(widths[1], widths[0], device=device, requires_grad=True)
+    bias = torch.randn(widths[1], device=device, requires_grad=True)
+    out = ops.spmm_gemm(windows, x, weight, bias)
+    cotangent = torch.randn_like(out)
+    given = torch.autograd.grad(out, [x, weight, bias], cotangent)
+    adjacency = torch.zeros(30, 30, dtype=torch.float64, device=device)
+    adjacency.index_put_((edge_index[1], edge_index[0]), torch.ones(90, device=device).double(), True)
+    g = cotangent.double()
+    wanted = (adjacency.t() @ g @ weight.double(), g.t() @ adjacency @ x.double(), g.sum(0))
+    for one, exact in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
+    assert len(taken) == 1
