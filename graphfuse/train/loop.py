@@ -62,7 +62,7 @@ def train(config: TrainConfig, data: Data, progress: bool = True) -> Result:
         {"params": list(conv.parameters()), "weight_decay": decay}
         for conv, decay in zip(model.convs, config.weight_decay, strict=True)
     ]
-    optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True, capturable=device.type == "cuda")
+    optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True, capturable=config.cuda_graph)
     # nodes that are not trained on are ignored by the loss: no gather, and nothing that synchronises
     target = torch.where(data.train_mask, data.y, -100)
 

@@ -30,9 +30,10 @@ class GCN(torch.nn.Module):
         """Class scores of every node."""
         if self.input_dropout > 0:
             x = F.dropout(x, self.input_dropout, self.training)
-        for conv in self.convs[:-1]:
+        *hidden, last = self.convs
+        for conv in hidden:
             x = F.dropout(conv(x, edge_index).relu(), self.dropout, self.training)
-        scores: Tensor = self.convs[-1](x, edge_index)
+        scores: Tensor = last(x, edge_index)
         return scores
 
 
