@@ -98,7 +98,8 @@ class RowWindows:
     @property
     def shape(self) -> tuple[int, int]:
         """``(num_dst, num_src)``, the rows and columns of the matrix."""
-        return self._structure.sizes[self._transposed][:2]
+        num_dst, num_src, _, _ = self.sizes
+        return num_dst, num_src
 
     @property
     def num_edges(self) -> int:
@@ -108,12 +109,12 @@ class RowWindows:
     @property
     def num_entries(self) -> int:
         """Column entries: rows of a feature matrix that one pass over all windows reads."""
-        return self._structure.sizes[self._transposed][3]
+        return self.sizes[3]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """``(num_dst, num_src, num_edges, num_entries)``."""
-        return self._structure.sizes[self._transposed]
+        return self._structure.sizes[1 if self._transposed else 0]  # Dynamo takes no bool as an index
 
     @property
     def symmetric(self) -> bool:

@@ -71,17 +71,14 @@ def prefers_rows(
     num_entries: int,
     dim: int,
     dtype: torch.dtype,
-    weighted: bool,
 ) -> bool:
     """Whether rows are walked one by one rather than in windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win nearly everywhere. Rows win on a graph
     too small to fill the GPU with windows, and in float32, whose sums take three tensor-core products, where
-    memory is the limit and windows share nothing. Weights in float32 are not exact on tensor cores: rows.
+    memory is the limit and windows share nothing. (With a value per edge, rows always are.)
     """
     half = dtype in (torch.float16, torch.bfloat16)
-    if weighted and not half:
-        return True
     if num_rows < _FULL:
         return dim <= 64
     beyond_cache = num_cols * dim * dtype.itemsize > _CACHED_BYTES
@@ -111,13 +108,21 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
     return GemmOrder.FUSED if num_entries * dim * size <= bytes_apart else apart
 
 
-def fuses_linear_grad(num_rows: int, left: int, right: int) -> bool:
-    """Whether the gradient of a linear map is bound by its launches, so that own kernels pay."""
-    return 0 < num_rows <= 16384 and 0 < num_rows * left * right <= 1 << 27
+def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
+    """Whether a linear map over ``num_rows`` takes longer to launch than to run, so that own kernels pay."""
+    return 0 < num_rows <= 16384 and 0 < num_rows * dim * out_dim <= 1 << 27
 
 
+@functools.cache
+def linear(dim: int, out_dim: int) -> Config:
+    """Kernel of :func:`graphfuse.kernels.linear.linear`."""
+    block_out = min(_power_of_two(out_dim, 16), 64)
+    return Config(min(_power_of_two(dim, 16), 64), 0, 3, 2 if block_out == 16 else 4, block_out, rows=16)
+
+
+@functools.cache
 def linear_grad(left: int, right: int) -> Config:
-    """Kernel of :func:`graphfuse.kernels.linear_grad.linear_grad` for a weight ``[left, right]``."""
+    """Kernel of :func:`graphfuse.kernels.linear.linear_grad` for a weight ``[left, right]``."""
     return Config(min(_power_of_two(left, 16), 64), 32, 3, 4, min(_power_of_two(right, 32), 64))
 
 
@@ -126,12 +131,11 @@ def _power_of_two(n: int, least: int = 1) -> int:
 
 
 @functools.cache
-def spmm_window(dim: int, size: int, out_dim: int | None, load: Load, weighted: bool) -> Config:
+def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     width = _power_of_two(dim, 16)
     if out_dim is not None:
         warps = 1 if width * size <= 128 else 4
-        warps = 2 if weighted and warps == 1 else warps
         return Config(width, 32, 2, warps, min(_power_of_two(out_dim, 16), 32 if size > 2 else 64))
     narrow = width <= 16
     block = min(width, 64)
@@ -140,8 +144,6 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load, weighted: 
             return Config(block, 64 if narrow else 32, 3, 1 if narrow else 2)
         step = 32 if narrow or load is Load.LONG else 16
         return Config(block, step, 2 if load is Load.LONG else 3, 1)
-    if weighted and load in (Load.FEW, Load.LONG):
-        return Config(block, 32, 3, 1 if narrow else 2)
     if load is Load.FEW:
         return Config(block, 64, 3, 1 if narrow else 2)
     if load is Load.LONG:
@@ -163,12 +165,6 @@ def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
         in_flight = 2048 if out_dim is None else 1024
         return Config(block, min(32, max(4, in_flight // block)), 2, warps, block_out)
     return Config(block, min(16, max(4, 512 // block)), 1, warps, block_out, rows=4)
-
-
-@functools.cache
-def sddmm_window(dim: int) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.sddmm.sddmm`, half precision."""
-    return Config(min(_power_of_two(dim, 16), 128), 32, 2, 2)
 
 
 @functools.cache

@@ -12,48 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import dot, load_task, popcount16
-
-
-# s[e] = <a[i], b[j]> for the edges e = (j -> i) of a window: 16 rows against COLUMNS entries on tensor cores.
-#   grid      (num_tasks,): one program = one task
-#   reads     a [num_rows, DIM], b [num_cols, DIM]; tasks, column, row_mask; edge_ptr, edge_perm
-#   writes    s [num_edges], in the caller's order; every edge is written once
-#   order     features left to right in blocks, no atomics: bitwise reproducible
-#   requires  float16 or bfloat16 (float32 walks rows: its products are not exact in TF32)
-@triton.jit(do_not_specialize=["num_rows"])
-def _sddmm_window_kernel(
-    a_ptr, b_ptr, out_ptr, tasks_ptr, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr, num_rows,
-    a_stride, b_stride,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    window, begin, end, _ = load_task(tasks_ptr, tl.program_id(0))
-    row = tl.arange(0, 16)
-    rows = window * 16 + row
-    mask_row = rows < num_rows
-    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        offs = start + tl.arange(0, COLUMNS)
-        live = offs < end
-        offs = tl.minimum(offs, end - 1)
-        column = tl.load(column_ptr + offs)
-        bits = tl.load(row_mask_ptr + offs).to(tl.int32)
-        total = tl.zeros((16, COLUMNS), dtype=ACC)
-        for first in tl.range(0, DIM, BLOCK_DIM, num_stages=1):
-            offs_dim = first + tl.arange(0, BLOCK_DIM)
-            mask_dim = offs_dim < DIM
-            offs_a = rows[:, None].to(tl.int64) * a_stride + offs_dim[None, :]
-            a = tl.load(a_ptr + offs_a, mask=mask_row[:, None] & mask_dim[None, :], other=0.0)
-            offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
-            b = tl.load(b_ptr + offs_b, mask=mask_dim[None, :], other=0.0)
-            total = dot(a, tl.trans(b), total, ACC)
-        valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
-        if WITHOUT_LOOPS:
-            total = tl.where(column[None, :] == rows[:, None], 0.0, total)
-        below = popcount16(bits[None, :] & ((1 << row[:, None]) - 1))
-        edge = tl.load(edge_ptr + offs)[None, :] + below
-        place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
-        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=valid)
+from graphfuse.kernels.tiles import load_task
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
@@ -98,21 +57,16 @@ def _sddmm_row_kernel(
 def _plan(
     w: Walk, edges: EdgeOrder, dim: int, dtype: torch.dtype, strides: Any, without_loops: bool
 ) -> Launch:
-    num_tasks, rest = w.tasks.size(0), (without_loops, accumulator(dtype))
-    if w.row_mask is not None:
-        config = launch.sddmm_window(dim)
-        constants = (w.num_rows, *strides, dim, config.block_dim, config.step, config.stages, *rest)
-        structure = (w.tasks, w.column, w.row_mask, edges.ptr, edges.perm)
-        return Launch(_sddmm_window_kernel, num_tasks, config.warps, structure, constants)
     config = launch.sddmm_row(dim)
-    counts = (num_tasks, w.num_rows, w.split)
-    constants = (*counts, *strides, dim, config.block_dim, config.step, config.stages, *rest)
+    num_tasks = w.tasks.size(0)
+    rest = (dim, config.block_dim, config.step, config.stages, without_loops, accumulator(dtype))
+    constants = (num_tasks, w.num_rows, w.split, *strides, *rest)
     by_row = (w.ptr, w.tasks, w.column, edges.perm)
     return Launch(_sddmm_row_kernel, num_tasks + w.num_rows, config.warps, by_row, constants)
 
 
 def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
-    """Launches the kernel over ``w``; operands are checked by :mod:`graphfuse.ops`."""
+    """Launches the kernel over the rows ``w``; operands are checked by :mod:`graphfuse.ops`."""
     index = a.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):

@@ -25,8 +25,8 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, window_sum
 #   requires  contiguous features; offsets of x and out are int64
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
 def _spmm_window_kernel(
-    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr,
-    edge_weight_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
+    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, column_ptr, row_mask_ptr, loop_weight_ptr,
+    row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, x_stride, weight_stride_out, weight_stride_in,
     DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
@@ -37,8 +37,7 @@ def _spmm_window_kernel(
     mask_dim = offs_dim < DIM
     rows = window * 16 + tl.arange(0, 16)
     acc = window_sum(
-        x_ptr, x_stride, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
-        window * 16, begin, end, offs_dim, mask_dim,
+        x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, window * 16, begin, end, offs_dim, mask_dim,
         BLOCK_DIM, COLUMNS, STAGES, loop_weight_ptr is not None, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
@@ -54,7 +53,7 @@ def _spmm_window_kernel(
 
 
 # Sum over the neighbours of one row, plain adds: no masked work where windows share few columns, and the only
-# way to sum float32 with float32 weights.
+# way of edge weights: a window has to load as many, and to scatter them into a tile first.
 #   grid      ((num_tasks + ceil(num_rows / ROWS)) * blocks,): first the slices of long rows, then ROWS rows a
 #             program (the GPU starts 1.6 programs a nanosecond, which short rows outrun)
 #   reads     x [num_cols, DIM]; ptr, tasks, column; the optional operands
@@ -151,15 +150,14 @@ def _plan(
     windows = w.row_mask is not None
     if windows:
         load = launch.load(w.tasks.size(0), w.num_entries)
-        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load, edges is not None)
+        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load)
     else:
         config = launch.spmm_row(dim, dtype.itemsize, out_dim, w.num_rows)
     shape = (dim, out_dim or dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
-    edge_ptr, edge_perm = (None, None) if edges is None else edges
     if windows:
-        programs, structure = num_tasks, (w.tasks, w.column, w.row_mask, edge_ptr, edge_perm)
+        programs, structure = num_tasks, (w.tasks, w.column, w.row_mask)
         counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
         rest = (*counts, *strides, *shape, config.step, config.stages, *epilogue)
         main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest)
@@ -167,7 +165,7 @@ def _plan(
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
         rest = (*counts, *strides, *shape, config.rows, config.step, config.stages, *epilogue)
-        by_row = (w.ptr, w.tasks, w.column, edge_perm)
+        by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
         main = Launch(_spmm_row_kernel, programs * blocks, config.warps, by_row, rest)
     merge = None
     if w.num_slots > 0:
@@ -228,7 +226,7 @@ def spmm(
         partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
     outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
     operands = (*vectors[:4], weight, vectors[4])
-    plan.main(outputs, operands, aligned, index)
+    plan.main(outputs, operands if w.row_mask is None else operands[1:], aligned, index)
     if plan.merge is not None:
         plan.merge(outputs, operands[1:], aligned, index)
     return out, aggregate

@@ -18,15 +18,6 @@ def load_task(tasks_ptr, task):
 
 
 @triton.jit
-def popcount16(bits):
-    # tl has no popcount, and libdevice's is neither in the interpreter nor the same on AMD
-    bits = bits - ((bits >> 1) & 0x5555)
-    bits = (bits & 0x3333) + ((bits >> 2) & 0x3333)
-    bits = (bits + (bits >> 4)) & 0x0F0F
-    return (bits + (bits >> 8)) & 0x1F
-
-
-@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
@@ -61,13 +52,12 @@ def _top_bits(x):
 
 @triton.jit
 def window_sum(
-    x_ptr, x_stride, column_ptr, row_mask_ptr, edge_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
-    first_row, begin, end, offs_dim, mask_dim,
+    x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, first_row, begin, end, offs_dim, mask_dim,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
     # Sum over the entries [begin, end) of one window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS
-    # entries (a bit, or an edge weight) times the gathered rows of x.
+    # entries (bits) times the gathered rows of x.
     row = tl.arange(0, 16)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -85,11 +75,7 @@ def window_sum(
         valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
         if WITHOUT_LOOPS:
             valid = valid & (column[None, :] != first_row + row[:, None])
-        if edge_weight_ptr is None:
-            acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
-        else:
-            w = _window_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, offs, bits, row, valid)
-            acc = dot(w.to(x.dtype), x, acc, ACC)
+        acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
     if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
@@ -104,26 +90,8 @@ def window_sum(
             if WITHOUT_LOOPS:
                 valid = valid & (column != first_row + row)
             term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
-            if edge_weight_ptr is not None:
-                w = _entry_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, entry, bits, row, valid)
-                term = term * w[:, None].to(ACC)
             acc += tl.where(valid[:, None], term, 0.0)
     return acc
-
-
-@triton.jit
-def _window_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, offs, bits, row, valid):
-    below = popcount16(bits[None, :] & ((1 << row[:, None]) - 1))
-    edge = tl.load(edge_ptr + offs)[None, :] + below
-    place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
-    return tl.load(edge_weight_ptr + place, mask=valid, other=0.0)
-
-
-@triton.jit
-def _entry_weights(edge_ptr, edge_perm_ptr, edge_weight_ptr, entry, bits, row, valid):
-    edge = tl.load(edge_ptr + entry) + popcount16(bits & ((1 << row) - 1))
-    place = tl.load(edge_perm_ptr + edge, mask=valid, other=0)
-    return tl.load(edge_weight_ptr + place, mask=valid, other=0.0)
 
 
 @triton.jit

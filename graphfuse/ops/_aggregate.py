@@ -59,8 +59,7 @@ def aggregate(
         pin_if_capturing(windows)
     weighted = edge_weight is not None
     gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
-    rows = launch.prefers_rows(*windows.sizes, gathered, x.dtype, weighted)
-    rows = rows or (weighted and edge_weight.dtype != x.dtype)
+    rows = weighted or launch.prefers_rows(*windows.sizes, gathered, x.dtype)
     # W's gradient is g^T (A x) if the input is the narrow side, so A x is kept for it
     keep = weight is not None and weight.size(0) > weight.size(1)
     keep = keep and weight.requires_grad and torch.is_grad_enabled()
@@ -99,7 +98,7 @@ def _run(
         sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
         order = launch.gemm_order(*sizes, keep)
         if order is launch.GemmOrder.PROJECT:
-            x, weight = torch.nn.functional.linear(x, weight), None
+            x, weight = _linear(forward.plans, x, weight), None
         elif order is launch.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
             return _finish(torch.mm(y, weight.t()), bias, relu, out_dtype), y if keep else None
@@ -113,6 +112,20 @@ def _launcher() -> Any:
     from graphfuse.kernels.spmm import spmm as launcher  # imports triton
 
     return launcher
+
+
+@functools.cache
+def _linear_launchers() -> tuple[Any, Any]:
+    from graphfuse.kernels.linear import linear, linear_grad  # imports triton
+
+    return linear, linear_grad
+
+
+def _linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
+    if not launch.launch_bound(x.size(0), x.size(1), weight.size(0)):
+        return torch.nn.functional.linear(x, weight)
+    y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight)
+    return y
 
 
 def _definition(
@@ -253,22 +266,15 @@ def _linear_grad(
     if (
         isinstance(graph, Walks)
         and not torch.is_grad_enabled()  # else a second derivative is wanted
-        and launch.fuses_linear_grad(left.size(0), left.size(1), right.size(1))
+        and launch.launch_bound(left.size(0), left.size(1), right.size(1))
         and _check.runs_kernel(left)
     ):
         rows = None if grad is None else contiguous_rows(grad)
-        found: tuple[Tensor, Tensor | None] = _linear_grad_launcher()(
+        found: tuple[Tensor, Tensor | None] = _linear_launchers()[1](
             graph.forward.plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
         )
         return found
     return torch.mm(left.t(), right), None if grad is None else _sum_rows(grad, bias_dtype)
-
-
-@functools.cache
-def _linear_grad_launcher() -> Any:
-    from graphfuse.kernels.linear_grad import linear_grad  # imports triton
-
-    return linear_grad
 
 
 def _sum_rows(x: Tensor, dtype: torch.dtype | None) -> Tensor:

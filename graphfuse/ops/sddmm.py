@@ -11,7 +11,6 @@ from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
-from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._library import Graph, Packed, below_autograd, graph_of, register
 
@@ -47,8 +46,7 @@ def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = Fa
     if not torch.compiler.is_compiling():
         _check.runs_kernel(a)
         pin_if_capturing(windows)
-    rows = launch.prefers_rows(*windows.sizes, a.size(1), a.dtype, True)
-    graph = graph_of(windows, rows, True, a, b)
+    graph = graph_of(windows, True, True, a, b)
     product: Tensor
     if isinstance(graph, Walks):
         product = Sddmm.apply(graph, windows.num_edges, a, b, without_loops)

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import launch, linear_grad, sddmm, spmm
+from graphfuse.kernels import launch, linear, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -31,9 +31,9 @@ TARGETS = {
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
-INDICES = dict.fromkeys(
-    ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_ptr", "edge_perm_ptr"), "*i32"
-) | {"row_mask_ptr": "*i16"}
+INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
+    "row_mask_ptr": "*i16"
+}
 COUNTS = ("num_tasks", "num_rows", "num_loops", "num_merges", "num_grads", "num_splits", "split")
 NUMBERS = dict.fromkeys((*COUNTS, "weight_stride_out"), "i32")
 STRIDES = dict.fromkeys(
@@ -95,7 +95,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         bare["weight_ptr"] = pointer
         full |= {"weight_ptr": pointer, "aggregate_ptr": pointer}
     weights = {"edge_weight_ptr": pointer}
-    without = dict.fromkeys(("edge_ptr", "edge_perm_ptr"))  # no weights: None, not pointers
+    without = {"edge_perm_ptr": None}  # no weights: no pointer
 
     def case(
         kernel: Any, config: Config, height: int, operands: dict[str, str], label: str, **more: Any
@@ -120,12 +120,9 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         return Case(name, kernel, operands, constants | more, warps)
 
     for load in Load:
-        config = launch.spmm_window(dim, size, out_dim, load, False)
+        config = launch.spmm_window(dim, size, out_dim, load)
         yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
         yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
-        if size == 2:  # float32 weights walk rows
-            config = launch.spmm_window(dim, size, out_dim, load, True)
-            yield case(spmm._spmm_window_kernel, config, 16, full | weights, f"{load.name}-weighted")
     yield case(spmm._spmm_merge_kernel, config, 16, full, "windows")
     for num_rows in (1, 10**6):
         config = launch.spmm_row(dim, size, out_dim, num_rows)
@@ -136,24 +133,36 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
     operands = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
-    kernels = [(sddmm._sddmm_row_kernel, launch.sddmm_row(dim))]
-    if dtype != "fp32":
-        kernels.append((sddmm._sddmm_window_kernel, launch.sddmm_window(dim)))
-    for kernel, config in kernels:
-        constants = {
-            "DIM": dim,
-            "BLOCK_DIM": config.block_dim,
-            "COLUMNS": config.step,
-            "EDGES": config.step,
-            "STAGES": config.stages,
-            "WITHOUT_LOOPS": True,
-            "ACC": tl.float32,
-        }
-        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
+    kernel, config = sddmm._sddmm_row_kernel, launch.sddmm_row(dim)
+    constants = {
+        "DIM": dim,
+        "BLOCK_DIM": config.block_dim,
+        "EDGES": config.step,
+        "STAGES": config.stages,
+        "WITHOUT_LOOPS": True,
+        "ACC": tl.float32,
+    }
+    yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
 
 
-def gradient_of_linear(dtype: str, left: int, right: int) -> Iterator[Case]:
-    pointer, config = f"*{dtype}", launch.linear_grad(left, right)
+def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
+    pointer, config = f"*{dtype}", launch.linear(right, left)
+    operands = dict.fromkeys(("x_ptr", "weight_ptr", "y_ptr"), pointer)
+    constants = {
+        "DIM": right,
+        "OUT_DIM": left,
+        "ROWS": config.rows,
+        "BLOCK_DIM": config.block_dim,
+        "BLOCK_OUT": config.block_out,
+        "STAGES": config.stages,
+        "ACC": tl.float32,
+        "weight_stride_in": 1,
+    }
+    name = f"[{dtype}-{left}-{right}]"
+    yield Case(
+        linear._linear_kernel.__name__ + name, linear._linear_kernel, operands, constants, config.warps
+    )
+    config = launch.linear_grad(left, right)
     shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
     operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
     constants = {
@@ -162,11 +171,10 @@ def gradient_of_linear(dtype: str, left: int, right: int) -> Iterator[Case]:
         "ROWS": config.step,
         "STAGES": config.stages,
     }
-    name = f"[{dtype}-{left}-{right}]"
-    kernel, merge = linear_grad._linear_grad_kernel, linear_grad._linear_grad_merge_kernel
+    kernel, merge = linear._linear_grad_kernel, linear._linear_grad_merge_kernel
     yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
     operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
-    constants = {"BLOCK": linear_grad.MERGE_BLOCK, "SPLITS": linear_grad.MERGE_SPLITS}
+    constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
     yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
 
 
@@ -191,7 +199,7 @@ def cases() -> Iterator[Case]:
         for dim in (7, 1433):
             yield from sampled_product(dtype, dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):
-            yield from gradient_of_linear(dtype, left, right)
+            yield from linear_map(dtype, left, right)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Gradients of a linear map over the rows of a small graph: dW = left^T right and db = sum of grad's rows.
+"""A linear map over the rows of a small graph, y = x W^T, and its gradients, dW = left^T right and db.
 
-A training step on a few thousand nodes is bound by the host time of its launches, and a matrix product and a
-sum take the libraries several times as long to launch as these two kernels.
+A training step on a few thousand nodes is bound by the host time of its launches, and a matrix product takes
+the libraries several times as long to launch as one of these kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +18,33 @@ from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import dot
 
 MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
+
+
+# y = x W^T.
+#   grid      (cdiv(num_rows, ROWS) * blocks,): one program = ROWS rows x BLOCK_OUT columns of y
+#   reads     x [num_rows, DIM], weight [OUT_DIM, DIM], any strides of weight
+#   writes    y [num_rows, OUT_DIM]
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_kernel(
+    y_ptr, x_ptr, weight_ptr, num_rows, x_stride, weight_stride_out, weight_stride_in,
+    DIM: tl.constexpr, OUT_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(OUT_DIM, BLOCK_OUT)
+    rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
+    offs_out = (tl.program_id(0) % blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    live, offs_row, mask_out = rows < num_rows, rows.to(tl.int64), offs_out < OUT_DIM
+    acc = tl.zeros((ROWS, BLOCK_OUT), dtype=ACC)
+    for first in tl.range(0, DIM, BLOCK_DIM, num_stages=STAGES):
+        offs_dim = first + tl.arange(0, BLOCK_DIM)
+        mask_dim = offs_dim < DIM
+        offs_x = offs_row[:, None] * x_stride + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0)
+        offs_weight = offs_out[None, :] * weight_stride_out + offs_dim[:, None] * weight_stride_in
+        weight = tl.load(weight_ptr + offs_weight, mask=mask_dim[:, None] & mask_out[None, :], other=0.0)
+        acc = dot(x, weight, acc, ACC)
+    offs_y = offs_row[:, None] * OUT_DIM + offs_out[None, :]
+    tl.store(y_ptr + offs_y, acc.to(y_ptr.dtype.element_ty), mask=live[:, None] & mask_out[None, :])
 
 
 # One slice of the rows: partial sums of left^T right, and of grad.
@@ -88,6 +115,36 @@ def _linear_grad_merge_kernel(
         tl.store(bias_ptr + offs - LEFT * RIGHT, acc.to(bias_ptr.dtype.element_ty), mask=mask)
 
 
+def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
+    """Launches the kernel.
+
+    Args:
+        plans: Where prepared launches are kept.
+        x: ``[num_rows, dim]``, contiguous features; both sizes are at least 1.
+        weight: ``[out_dim, dim]``, dtype of ``x``, ``out_dim`` at least 1.
+
+    Returns:
+        ``x @ weight.T``.
+    """
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return linear(plans, x, weight)
+    out_dim, dim = weight.shape
+    num_rows, strides = x.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
+    key = ("linear", x.dtype, num_rows, dim, out_dim, strides)
+    plan = plans.get(key)
+    if plan is None:
+        config = launch.linear(dim, out_dim)
+        blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
+        shape = (dim, out_dim, config.rows, config.block_dim, config.block_out)
+        rest = (num_rows, *strides, *shape, config.stages, accumulator(x.dtype))
+        plan = plans[key] = Launch(_linear_kernel, blocks, config.warps, (), rest)
+    y = x.new_empty((num_rows, out_dim))
+    plan((y,), (x, weight), (x.data_ptr() | weight.data_ptr()) & 15 == 0, index)
+    return y
+
+
 class _Plan(NamedTuple):
     num_splits: int
     main: Launch
@@ -113,7 +170,7 @@ def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
 def linear_grad(
     plans: dict[Any, Any], left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Launches the kernels.
+    """Launches the two kernels of the gradients.
 
     Args:
         plans: Where prepared launches are kept.
