@@ -57,9 +57,9 @@ class Structure:
         """The packed tensor called ``name``, built on first use."""
         built: Tensor | None = getattr(self, name)
         if built is None:
-            capturing = self.windows.is_cuda and torch.cuda.is_current_stream_capturing()
-            if capturing or torch.compiler.is_compiling():
-                during = "CUDA graph capture" if capturing else "tracing by torch.compile or torch.export"
+            tracing = torch.compiler.is_compiling()
+            if tracing or (self.windows.is_cuda and torch.cuda.is_current_stream_capturing()):
+                during = "tracing by torch.compile or torch.export" if tracing else "CUDA graph capture"
                 raise RuntimeError(
                     f"the {name} of these row windows would be built during {during}; run the same call once "
                     "before"

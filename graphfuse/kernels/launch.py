@@ -115,9 +115,11 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 
 @functools.cache
 def linear(dim: int, out_dim: int) -> Config:
-    """Kernel of :func:`graphfuse.kernels.linear.linear`."""
-    block_out = min(_power_of_two(out_dim, 16), 64)
-    return Config(min(_power_of_two(dim, 16), 64), 0, 3, 2 if block_out == 16 else 4, block_out, rows=16)
+    """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
+    warps = 4 if dim > 32 else 1
+    return Config(
+        min(_power_of_two(dim, 16), 32), warps, 3, warps, min(_power_of_two(out_dim, 16), 64), rows=16
+    )
 
 
 @functools.cache

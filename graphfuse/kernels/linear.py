@@ -24,27 +24,34 @@ MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of t
 #   grid      (cdiv(num_rows, ROWS) * blocks,): one program = ROWS rows x BLOCK_OUT columns of y
 #   reads     x [num_rows, DIM], weight [OUT_DIM, DIM], any strides of weight
 #   writes    y [num_rows, OUT_DIM]
+#   on chip   acc ACC [PARTS, ROWS, BLOCK_OUT]: each warp sums every PARTS-th block of features, since the
+#             chain of dependent products, not memory, is what a few rows wait for
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     y_ptr, x_ptr, weight_ptr, num_rows, x_stride, weight_stride_out, weight_stride_in,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+    DIM: tl.constexpr, OUT_DIM: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(OUT_DIM, BLOCK_OUT)
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     offs_out = (tl.program_id(0) % blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     live, offs_row, mask_out = rows < num_rows, rows.to(tl.int64), offs_out < OUT_DIM
-    acc = tl.zeros((ROWS, BLOCK_OUT), dtype=ACC)
-    for first in tl.range(0, DIM, BLOCK_DIM, num_stages=STAGES):
-        offs_dim = first + tl.arange(0, BLOCK_DIM)
+    part = tl.arange(0, PARTS)[:, None] * BLOCK_DIM + tl.arange(0, BLOCK_DIM)[None, :]
+    acc = tl.zeros((PARTS, ROWS, BLOCK_OUT), dtype=ACC)
+    for first in tl.range(0, DIM, PARTS * BLOCK_DIM, num_stages=STAGES):
+        offs_dim = first + part
         mask_dim = offs_dim < DIM
-        offs_x = offs_row[:, None] * x_stride + offs_dim[None, :]
-        x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0)
-        offs_weight = offs_out[None, :] * weight_stride_out + offs_dim[:, None] * weight_stride_in
-        weight = tl.load(weight_ptr + offs_weight, mask=mask_dim[:, None] & mask_out[None, :], other=0.0)
+        x = tl.load(
+            x_ptr + offs_row[None, :, None] * x_stride + offs_dim[:, None, :],
+            mask=live[None, :, None] & mask_dim[:, None, :], other=0.0,
+        )  # fmt: skip
+        offs_weight = offs_out[None, None, :] * weight_stride_out + offs_dim[:, :, None] * weight_stride_in
+        mask_weight = mask_dim[:, :, None] & mask_out[None, None, :]
+        weight = tl.load(weight_ptr + offs_weight, mask=mask_weight, other=0.0)
         acc = dot(x, weight, acc, ACC)
     offs_y = offs_row[:, None] * OUT_DIM + offs_out[None, :]
-    tl.store(y_ptr + offs_y, acc.to(y_ptr.dtype.element_ty), mask=live[:, None] & mask_out[None, :])
+    y = tl.sum(acc, 0).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + offs_y, y, mask=live[:, None] & mask_out[None, :])
 
 
 # One slice of the rows: partial sums of left^T right, and of grad.
@@ -137,7 +144,7 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
     if plan is None:
         config = launch.linear(dim, out_dim)
         blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
-        shape = (dim, out_dim, config.rows, config.block_dim, config.block_out)
+        shape = (dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
         rest = (num_rows, *strides, *shape, config.stages, accumulator(x.dtype))
         plan = plans[key] = Launch(_linear_kernel, blocks, config.warps, (), rest)
     y = x.new_empty((num_rows, out_dim))

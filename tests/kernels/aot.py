@@ -152,6 +152,7 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
         "DIM": right,
         "OUT_DIM": left,
         "ROWS": config.rows,
+        "PARTS": config.step,
         "BLOCK_DIM": config.block_dim,
         "BLOCK_OUT": config.block_out,
         "STAGES": config.stages,
