@@ -117,9 +117,9 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 def linear(dim: int, out_dim: int) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
     warps = 4 if dim > 32 else 1
-    return Config(
-        min(_power_of_two(dim, 16), 32), warps, 3, warps, min(_power_of_two(out_dim, 16), 64), rows=16
-    )
+    block_out = min(_power_of_two(out_dim, 16), 32)
+    stages = 3 if block_out == 16 else 2
+    return Config(min(_power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
 
 
 @functools.cache
