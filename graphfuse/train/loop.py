@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 import time
@@ -56,6 +57,7 @@ def train(config: TrainConfig, data: Data, progress: bool = True) -> Result:
     device = data.x.device
     torch.manual_seed(config.seed)
     if device.type == "cuda":
+        gc.collect()  # the model of an earlier run, and its captured graph
         torch.cuda.reset_peak_memory_stats(device)
     model = models.build(config, data.num_features, int(data.y.max()) + 1).to(device)
     groups = [
