@@ -31,13 +31,15 @@ def dot(a, b, acc, ACC: tl.constexpr):
 def dot_exact(a, x, acc, ACC: tl.constexpr):
     # a is 0/1, exact in every format. float32 x is cut into three pieces of 8 bits, each exact in bfloat16,
     # so that the products are those of float32: half the tensor-core work of TF32, which also drops bits.
+    # Tensor cores truncate what they add to their accumulator, always towards zero, which over thousands of
+    # entries costs float32 several bits: they sum one step, and a plain addition adds the steps.
     if x.dtype == tl.float32:
         high, x = _top_bits(x)
         middle, low = _top_bits(x)
         a = a.to(tl.bfloat16)
-        acc = dot(a, low.to(tl.bfloat16), acc, ACC)
-        acc = dot(a, middle.to(tl.bfloat16), acc, ACC)
-        acc = dot(a, high.to(tl.bfloat16), acc, ACC)
+        step = dot(a, low.to(tl.bfloat16), tl.zeros_like(acc), ACC)
+        step = dot(a, middle.to(tl.bfloat16), step, ACC)
+        acc += dot(a, high.to(tl.bfloat16), step, ACC)
     else:
         acc = dot(a, x, acc, ACC)
     return acc
