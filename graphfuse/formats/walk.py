@@ -64,6 +64,22 @@ def to_edge_index(w: Walk) -> Tensor:
     return torch.stack([column, row])
 
 
+def copies(w: Walk) -> Tensor | None:
+    """How many equal entries stand before each, ``int32[num_entries]``; ``None`` if no edge is repeated.
+
+    Computed once for a walk; the first call waits for the GPU.
+    """
+    if "copies" not in w.plans:
+        owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
+        new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
+        new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])
+        place = torch.arange(w.num_entries, device=w.column.device)
+        found = (place - torch.where(new, place, 0).cummax(0).values).to(torch.int32)
+        w.plans["copies"] = None if bool(new.all()) else found
+    result: Tensor | None = w.plans["copies"]
+    return result
+
+
 class EdgeOrder(NamedTuple):
     """Where per-edge values of the caller lie, seen from a walk."""
 

@@ -174,3 +174,48 @@ def sddmm_row(dim: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
     block = min(_power_of_two(dim), 128)
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)
+
+
+def attention_prefers_rows(
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dtype: torch.dtype
+) -> bool:
+    """Whether attention walks rows, all heads of one at a time, rather than windows, one head at a time.
+
+    A window program computes 16 scores for each row of k that it reads, of which few are edges where windows
+    share few columns, and with several heads it gathers a sliver of each row. In float32 its scores would be
+    sums of tensor cores, which are less exact than the definition's.
+    """
+    if dtype not in (torch.float16, torch.bfloat16) or num_rows < _FULL:
+        return True
+    return heads > 1 and num_edges <= 1.5 * num_entries
+
+
+@functools.cache
+def attention_window(dim: int) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`."""
+    width = _power_of_two(dim, 16)
+    return Config(width, 32, 2, 1 if width <= 64 else 4)
+
+
+@functools.cache
+def attention_row(heads: int, dim: int) -> Config:
+    """Row kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the block of heads."""
+    block_dim = _power_of_two(dim)
+    block_heads = min(_power_of_two(heads), max(1, 512 // block_dim))
+    width = block_heads * block_dim
+    warps = 1 if width <= 128 else 4 if width <= 256 else 8
+    return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, rows=block_heads)
+
+
+@functools.cache
+def attention_bwd_window(dim: int) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`."""
+    width = _power_of_two(dim, 16)
+    return Config(width, 32 if 16 < width <= 128 else 16, 2, 1 if width <= 64 else 4)
+
+
+@functools.cache
+def attention_bwd_row(heads: int, dim: int) -> Config:
+    """Row kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the block of heads."""
+    forward = attention_row(heads, dim)
+    return forward._replace(step=max(4, forward.step // 2))

@@ -35,6 +35,20 @@ def matrix(name: str, value: Tensor, rows: int, device: torch.device, dim: int |
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 
 
+def heads(name: str, value: Tensor, rows: int, device: torch.device, like: Tensor | None = None) -> None:
+    """Raises unless ``value`` is a strided float tensor ``[rows, heads, head_dim]`` on ``device``.
+
+    With ``like``, heads, width and dtype must be those of ``like``, the argument called ``q``.
+    """
+    strided(name, value, device)
+    wanted = "heads, head_dim" if like is None else f"{like.size(1)}, {like.size(2)}"
+    fits = value.dim() == 3 and value.size(0) == rows and value.size(1) > 0 and value.size(2) > 0
+    if not fits or (like is not None and value.shape[1:] != like.shape[1:]):
+        raise ValueError(f"`{name}` must have shape [{rows}, {wanted}] (got {list(value.shape)})")
+    if like is not None:
+        same_dtype(name, value, "q", like.dtype)
+
+
 def strided(name: str, value: Tensor, device: torch.device) -> None:
     """Raises unless ``value`` is a strided float tensor on ``device``."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:

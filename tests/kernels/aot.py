@@ -5,6 +5,7 @@ Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON objec
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -19,7 +20,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import launch, linear, sddmm, spmm
+from graphfuse.kernels import attention, attention_bwd, launch, linear, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -36,9 +37,8 @@ INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "ed
 }
 COUNTS = ("num_tasks", "num_rows", "num_loops", "num_merges", "num_grads", "num_splits", "split")
 NUMBERS = dict.fromkeys((*COUNTS, "weight_stride_out"), "i32")
-STRIDES = dict.fromkeys(
-    ("x_stride", "a_stride", "b_stride", "left_stride", "right_stride", "grad_stride"), "i32"
-)
+STRIDED = ("x", "a", "b", "left", "right", "grad", "q", "k", "v", "own", "own_value", "other", "other_value")
+STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
@@ -179,6 +179,43 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
 
 
+def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
+    pointer, floats = (
+        f"*{dtype}",
+        dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"),
+    )
+    forward = dict.fromkeys(("out_ptr", "q_ptr", "k_ptr", "v_ptr", "grad_ptr"), pointer) | floats
+    names = ("own_ptr", "own_value_ptr", "other_ptr", "other_value_ptr", "first_ptr", "second_ptr")
+    backward = dict.fromkeys(names, pointer) | floats
+    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
+    modules = ((attention, forward, False), (attention_bwd, backward, False), (attention_bwd, backward, True))
+    for (module, operands, transposed), rate in itertools.product(modules, (0.0, 0.5)):
+        backwards = module is attention_bwd
+        rows = launch.attention_bwd_row(heads, dim) if backwards else launch.attention_row(heads, dim)
+        windows = launch.attention_bwd_window(dim) if backwards else launch.attention_window(dim)
+        prefix = "_attention_bwd" if backwards else "_attention"
+        configs = {"row": rows} if dtype == "fp32" else {"row": rows, "window": windows}
+        for kind, config in configs.items():
+            constants = {
+                "TRANSPOSED": transposed,
+                "HEADS": heads,
+                "DIM": dim,
+                "BLOCK_HEADS": config.rows,
+                "BLOCK_DIM": config.block_dim,
+                "COLUMNS": config.step,
+                "EDGES": config.step,
+                "STAGES": config.stages,
+                "SCALE": 0.125,
+                "DROPOUT": rate,
+                "ACC": tl.float32,
+            }
+            kernel = getattr(module, f"{prefix}_{kind}_kernel")
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{transposed}]"
+            given = operands | dropout if rate > 0 else operands
+            constants |= {} if rate > 0 else dict.fromkeys(dropout)
+            yield Case(name, kernel, given, constants, config.warps)
+
+
 def cases() -> Iterator[Case]:
     """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
     found = set()
@@ -199,6 +236,8 @@ def cases() -> Iterator[Case]:
                     yield case
         for dim in (7, 1433):
             yield from sampled_product(dtype, dim)
+        for heads, dim in ((1, 64), (1, 256), (4, 32), (8, 16), (3, 100)):
+            yield from sparse_attention(dtype, heads, dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):
             yield from linear_map(dtype, left, right)
 

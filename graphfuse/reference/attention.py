@@ -1,0 +1,86 @@
+"""Definition of sparse attention in plain PyTorch, on an edge list: any float dtype, differentiable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sparse_attention(
+    edge_index: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours.
+
+    .. math::
+        o_i = \sum_{e = (j \to i)} \frac{m_e}{1 - r}\,
+              \frac{\exp(\lambda q_i^\top k_j)}{\sum_{e' = (l \to i)} \exp(\lambda q_i^\top k_l)}\, v_j
+
+    with :math:`m_e = 1`, or 0 with probability ``dropout`` = :math:`r`, for each head.
+
+    Args:
+        edge_index: ``int64[2, num_edges]``, sources over receivers; a repeated edge counts as often.
+        q: ``[num_dst, heads, head_dim]``.
+        k: ``[num_src, heads, head_dim]``.
+        v: ``[num_src, heads, head_dim]``.
+        scale: The factor :math:`\lambda`; ``None`` means ``head_dim ** -0.5``.
+        dropout: Probability that a weight is dropped.
+        seed: ``int64[1]``, of the dropped weights.
+
+    Returns:
+        ``[num_dst, heads, head_dim]``; rows without in-neighbours are 0.
+    """
+    src, dst = edge_index[0].long(), edge_index[1].long()
+    scale = q.size(2) ** -0.5 if scale is None else scale
+    score = (q[dst] * k[src]).sum(2) * scale
+    index = dst[:, None].expand_as(score)
+    top = score.new_full(q.shape[:2], float("-inf")).scatter_reduce(0, index, score.detach(), "amax")
+    weight = (score - top[dst]).exp()
+    total = weight.new_zeros(q.shape[:2]).index_add(0, dst, weight)
+    weight = weight / total[dst]
+    if dropout > 0:
+        assert seed is not None
+        weight = weight * kept(edge_index, q.size(1), dropout, seed).to(weight.dtype) / (1 - dropout)
+    return v.new_zeros(q.shape).index_add(0, dst, weight[:, :, None] * v[src])
+
+
+def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:
+    """Which weights dropout keeps, ``bool[num_edges, heads]``: a hash of (receiver, source, copy, head).
+
+    Philox-4x32 of 10 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it.
+    """
+    src, dst = edge_index[0].long(), edge_index[1].long()
+    counters = [dst, src, copy_of(edge_index), torch.zeros_like(src)]
+    c0, c1, c2, c3 = (counter[:, None].expand(-1, heads) for counter in counters)
+    c3 = c3 + torch.arange(heads, device=src.device)
+    key0, key1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    for _ in range(10):
+        high0, low0 = _product(0xD2511F53, c0)
+        high1, low1 = _product(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0 >> 8 >= int(dropout * 2**24)
+
+
+def copy_of(edge_index: Tensor) -> Tensor:
+    """How many equal edges stand before each edge."""
+    src, dst = edge_index[0].long(), edge_index[1].long()
+    key = dst * (int(src.max()) + 1 if src.numel() else 1) + src
+    ordered, order = torch.sort(key, stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    place = torch.arange(key.numel(), device=key.device) - first
+    return torch.empty_like(place).scatter_(0, order, place)
+
+
+def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    # upper and lower 32 bits of a 32 x 32 bit product, in 64-bit integers that have a sign
+    low, high = a & 0xFFFF, a >> 16
+    b_low, b_high = b & 0xFFFF, b >> 16
+    middle = high * b_low + ((low * b_low) >> 16)
+    cross = low * b_high + (middle & 0xFFFF)
+    return high * b_high + (middle >> 16) + (cross >> 16), (cross << 16 | (low * b_low) & 0xFFFF) & 0xFFFFFFFF

@@ -1,0 +1,187 @@
+"""Sparse attention against its definition: outputs and every gradient, on every hostile graph."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.testing import GRAPHS, check
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def draw(
+    graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int
+) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
+    edge_index, (num_src, num_dst) = GRAPHS[graph](device)
+    generator = torch.Generator(device).manual_seed(0)
+    given = {
+        name: torch.randn(rows, heads, dim, device=device, generator=generator).to(dtype).requires_grad_()
+        for name, rows in (("q", num_dst), ("k", num_src), ("v", num_src))
+    }
+    return RowWindows.from_edge_index(edge_index, (num_src, num_dst)), edge_index, given
+
+
+def check_attention(
+    graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, **options: Any
+) -> None:
+    windows, edge_index, given = draw(graph, device, dtype, heads, dim)
+    op = functools.partial(ops.sparse_attention, windows=windows, **options)
+    check(op, functools.partial(reference.sparse_attention, edge_index, **options), given)
+
+
+@pytest.fixture(params=["windows", "rows"])
+def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Forces the window or the row kernel."""
+    rows = request.param == "rows"
+    half = (torch.float16, torch.bfloat16)
+    monkeypatch.setattr(
+        "graphfuse.kernels.launch.attention_prefers_rows", lambda *sizes: rows or sizes[-1] not in half
+    )
+    return request.param
+
+
+def narrow(walked: str) -> torch.dtype:
+    """A dtype that the kernel takes, float32 if it can."""
+    return torch.float32 if walked == "rows" else torch.float16
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_output_and_gradients_match_definition(
+    graph: str, dtype: torch.dtype, walked: str, device: torch.device
+) -> None:
+    turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
+    if walked == "windows" and dtype is torch.float32:
+        dtype = torch.float16  # windows take half precision alone: another turn of it
+    heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][turn % 4]
+    check_attention(graph, device, dtype, heads, dim)
+
+
+@pytest.mark.parametrize("heads_dim", [(1, 33), (1, 100), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
+def test_widths(heads_dim: tuple[int, int], walked: str, device: torch.device) -> None:
+    check_attention("bipartite", device, narrow(walked), *heads_dim, scale=0.1)
+
+
+@pytest.mark.parametrize("graph", ["hub", "repeated", "full", "bipartite_tall"])
+def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    check_attention(graph, device, narrow(walked), 2, 12)
+    check_attention(graph, device, narrow(walked), 2, 12, dropout=0.4, seed=torch.tensor([7], device=device))
+
+
+@pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout(graph: str, dtype: torch.dtype, walked: str, device: torch.device) -> None:
+    seed = torch.tensor([(3 << 40) + 5], device=device)
+    check_attention(graph, device, dtype, 3, 8, dropout=0.3, seed=seed)
+
+
+def test_dropout_rate_and_expectation(device: torch.device) -> None:
+    windows, edge_index, given = draw("self_loops", device, torch.float32, 4, 4)
+    seeds = [torch.tensor([seed], device=device) for seed in range(24)]
+    keep = torch.stack([reference.attention.kept(edge_index, 4, 0.25, seed) for seed in seeds]).double()
+    deviation = (0.25 * 0.75 / keep.numel()) ** 0.5
+    assert abs(keep.mean().item() - 0.75) < 4 * deviation
+    assert keep.mean(0).min() > 0.2  # no edge or head is always dropped
+    plain = ops.sparse_attention(**given, windows=windows)
+    drawn = [ops.sparse_attention(**given, windows=windows, dropout=0.25, seed=seed) for seed in seeds]
+    mean, spread = torch.stack(drawn).mean(0), torch.stack(drawn).std(0) / len(seeds) ** 0.5
+    assert ((mean - plain).abs() <= 5 * spread + 1e-6).all()
+    again = ops.sparse_attention(**given, windows=windows, dropout=0.25, seed=seeds[0])
+    assert torch.equal(again, drawn[0]) and not torch.equal(drawn[0], drawn[1])
+    torch.manual_seed(0)
+    one = ops.sparse_attention(**given, windows=windows, dropout=0.25)
+    assert not torch.equal(one, ops.sparse_attention(**given, windows=windows, dropout=0.25))
+    assert torch.equal(plain, ops.sparse_attention(**given, windows=windows, dropout=0.0, seed=seeds[0]))
+
+
+@pytest.mark.parametrize("level", [-1e4, 0.0, 1e4])
+def test_the_maximum_is_a_true_one(level: float, walked: str, device: torch.device) -> None:
+    windows, edge_index, given = draw("self_loops", device, narrow(walked), 2, 8)
+    with torch.no_grad():
+        given["q"].fill_(level / 8)
+        given["k"].fill_(1.0)
+    op = functools.partial(ops.sparse_attention, windows=windows, scale=1.0)
+    check(op, functools.partial(reference.sparse_attention, edge_index, scale=1.0), given)
+
+
+def test_rows_without_edges_are_zero_with_finite_gradients(walked: str, device: torch.device) -> None:
+    windows, edge_index, given = draw("isolated", device, narrow(walked), 2, 8)
+    out = ops.sparse_attention(**given, windows=windows)
+    empty = torch.bincount(edge_index[1], minlength=45) == 0
+    assert empty.any() and not out[empty].any()
+    grads = torch.autograd.grad(out.square().sum(), list(given.values()))
+    assert all(grad.isfinite().all() for grad in grads)
+    assert not grads[0][empty].any()
+
+
+def test_strided_rows_and_gradients(device: torch.device) -> None:
+    windows, edge_index, _ = draw("ragged", device, torch.float32, 1, 1)
+    qkv = torch.randn(33, 3 * 16, device=device, requires_grad=True)
+
+    def attend(function: Any, *graph: Any, **options: Any) -> Tensor:
+        q, k, v = (part.unflatten(1, (2, 8)) for part in qkv.split(16, 1))
+        out = function(*graph, q, k, v, **options)
+        return torch.autograd.grad(out.sum(), qkv)[0]  # an expanded gradient
+
+    ours = attend(ops.sparse_attention, windows=windows)
+    torch.testing.assert_close(ours, attend(reference.sparse_attention, edge_index), rtol=1e-4, atol=1e-5)
+    heads_first = torch.randn(2, 33, 8, device=device).transpose(0, 1)
+    out = ops.sparse_attention(heads_first, heads_first, heads_first, windows)
+    wanted = reference.sparse_attention(edge_index, heads_first, heads_first, heads_first)
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="float64 runs in the interpreter alone")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradcheck(dropout: float) -> None:
+    seed = torch.tensor([1])
+    for graph in ("one_edge", "bipartite_tall"):
+        windows, _, given = draw(graph, torch.device("cpu"), torch.float64, 1, 2)
+        op = functools.partial(ops.sparse_attention, windows=windows, dropout=dropout, seed=seed)
+        assert torch.autograd.gradcheck(op, tuple(given.values()), fast_mode=True)
+
+
+def test_mistakes_are_named(device: torch.device) -> None:
+    windows, _, given = draw("bipartite", device, torch.float32, 2, 4)
+    q, k, v = (given[name].detach() for name in "qkv")
+    attend = functools.partial(ops.sparse_attention, windows=windows)
+    with pytest.raises(ValueError, match=r"`k` must have shape \[50, 2, 4\] \(got \[21, 2, 4\]\)"):
+        attend(q, q, v)
+    with pytest.raises(ValueError, match=r"`q` must have shape \[21, heads, head_dim\] \(got \[21, 8\]\)"):
+        attend(q.flatten(1), k, v)
+    with pytest.raises(ValueError, match=r"`v` must have the dtype of `q`"):
+        attend(q, k, v.half())
+    with pytest.raises(ValueError, match=r"`dropout` must be in \[0, 1\) \(got 1.0\)"):
+        attend(q, k, v, dropout=1.0)
+    with pytest.raises(ValueError, match=r"`seed` must be int64\[1\]"):
+        attend(q, k, v, dropout=0.5, seed=torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"head_dim of at most 256 \(got 300\)"):
+        attend(q.new_ones(21, 1, 300), k.new_ones(50, 1, 300), k.new_ones(50, 1, 300))
+
+
+def test_opcheck(device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, torch.float32, 2, 4)
+    packed = (windows.packed_rows, None, False, *windows.shape)
+    arguments = (*packed, 0.5, 0.0, *given.values(), None)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.graphfuse.attention.default, arguments, test_utils=checks)
+
+
+def test_compile_has_no_graph_break(device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, torch.float32, 2, 4)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.sparse_attention(q * 2, k, v, windows).square().sum()
+
+    wanted = torch.autograd.grad(loss(**given), list(given.values()))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(**given), list(given.values()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
