@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention_tiles import inverse, kept, shift_of, store_softmax, window_step
+from graphfuse.kernels.attention_tiles import exp, inverse, kept, shift_of, store_softmax, window_step
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import dot, load_task
 
@@ -118,8 +118,8 @@ def _attention_row_kernel(
         s = tl.where(live[:, None], s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 0))
         shift = shift_of(higher)
-        p = tl.exp(s - shift[None, :])
-        rescale = tl.exp(top - shift)
+        p = exp(s - shift[None, :])
+        rescale = exp(top - shift)
         total = total * rescale + tl.sum(p, 0)
         if DROPOUT > 0:
             copy = tl.zeros_like(column)

@@ -22,7 +22,7 @@ from torch import Tensor
 from graphfuse.formats.walk import Walk, Walks
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Shape
-from graphfuse.kernels.attention_tiles import inverse, kept, slope, window_step
+from graphfuse.kernels.attention_tiles import exp, inverse, kept, slope, window_step
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import dot, load_task
 
@@ -184,7 +184,7 @@ def _attention_bwd_row_kernel(
             norm = tl.load(stats + 1, mask=live_head, other=0.0)
             delta = tl.load(stats + 2, mask=live_head, other=0.0)
         s = tl.sum(own[None, :, :] * other, 2) * SCALE
-        p = tl.exp(tl.where(live[:, None], s - top, float("-inf"))) * norm
+        p = exp(tl.where(live[:, None], s - top, float("-inf"))) * norm
         dp = tl.sum(own_value[None, :, :] * other_value, 2)
         dropped = p
         if DROPOUT > 0:

@@ -36,6 +36,18 @@ def shift_of(top):
 
 
 @triton.jit
+def exp(x):
+    # The GPU has exp2 alone, and rounding x * log2(e) would cost float32 as many bits as x is large: what the
+    # product lost is put back. (Half precision would not see it.)
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    t = x * 1.4426950408889634
+    lost = tl.fma(x, 1.4426950408889634, -t) + x * 1.925963033500149e-08  # log2(e) - float32(log2(e))
+    y = tl.exp2(t)
+    return tl.where(y > 0, y + y * (lost * 0.6931471805599453), 0.0)
+
+
+@triton.jit
 def store_softmax(softmax_ptr, offs, mask, top, total):
     # the running maximum and sum of a row and head: what weights are made of, in backward too
     tl.store(softmax_ptr + offs * 2, shift_of(top), mask=mask)

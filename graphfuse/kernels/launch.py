@@ -177,17 +177,24 @@ def sddmm_row(dim: int) -> Config:
 
 
 def attention_prefers_rows(
-    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dtype: torch.dtype
+    num_rows: int,
+    num_cols: int,
+    num_edges: int,
+    num_entries: int,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
 ) -> bool:
     """Whether attention walks rows, all heads of one at a time, rather than windows, one head at a time.
 
-    A window program computes 16 scores for each row of k that it reads, of which few are edges where windows
-    share few columns, and with several heads it gathers a sliver of each row. In float32 its scores would be
-    sums of tensor cores, which are less exact than the definition's.
+    Windows win in half precision, though a window computes 16 scores for each row of k that it reads, except
+    where windows share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
+    float32 the scores of a window would be sums of tensor cores, which are less exact than the definition's.
     """
-    if dtype not in (torch.float16, torch.bfloat16) or num_rows < _FULL:
+    if dtype not in (torch.float16, torch.bfloat16):
         return True
-    return heads > 1 and num_edges <= 1.5 * num_entries
+    slivers = heads > 1 and dim * dtype.itemsize < 64 and num_edges <= 1.5 * num_entries
+    return slivers and 2 * num_cols * heads * dim * dtype.itemsize > _CACHED_BYTES
 
 
 @functools.cache

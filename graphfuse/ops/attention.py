@@ -79,7 +79,7 @@ def sparse_attention(
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q)
         pin_if_capturing(windows)
-    rows = launch.attention_prefers_rows(*windows.sizes, q.size(1), q.dtype)
+    rows = launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
     graph = graph_of(windows, rows, False, q, k, v)
     scale = q.size(2) ** -0.5 if scale is None else float(scale)
     arguments = (scale, dropout, q, k, v, seed)
