@@ -60,7 +60,8 @@ def layers(device: torch.device) -> dict[str, list[str]]:
     """Why each layer would not fuse for an ordinary float32 input on ``device``; empty: it fuses."""
     edge_index = torch.tensor([[0, 1], [1, 0]], device=device)
     x = torch.ones(2, 4, device=device)
-    return {"GCNConv": graphfuse.why_not(graphfuse.nn.GCNConv(4, 4).to(device), x, edge_index)}
+    kinds = (graphfuse.nn.GCNConv, graphfuse.nn.TransformerConv)
+    return {kind.__name__: graphfuse.why_not(kind(4, 4).to(device), x, edge_index) for kind in kinds}
 
 
 def self_check() -> Iterator[tuple[str, str | None]]:

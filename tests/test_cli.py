@@ -19,7 +19,7 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["graphfuse"] == graphfuse.__version__
-    assert found["layers"] == {"GCNConv": []}  # with a GPU, or the interpreter
+    assert found["layers"] == {"GCNConv": [], "TransformerConv": []}  # with a GPU, or the interpreter
     assert found["kernel_cache"]["path"]
     assert main(["env"]) == 0
     text = capsys.readouterr().out

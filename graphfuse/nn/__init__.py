@@ -1,3 +1,4 @@
 """PyG's layers, fused."""
 
 from graphfuse.nn.gcn_conv import GCNConv as GCNConv
+from graphfuse.nn.transformer_conv import TransformerConv as TransformerConv

@@ -56,11 +56,17 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
             kind is RowWindows
             or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.shape[:-1] == (2,))
         )
-        and type(x) is Tensor
+        and (_fits(x) if type(x) is Tensor else type(x) is tuple and all(map(_fits, x)))
+        and "GRAPHFUSE_DISABLE" not in os.environ
+    )
+
+
+def _fits(x: Any) -> bool:
+    return (
+        type(x) is Tensor
         and x.dim() == 2
         and x.layout is torch.strided
         and kernel_problem(x.device, x.dtype) is None
-        and "GRAPHFUSE_DISABLE" not in os.environ
     )
 
 
@@ -70,7 +76,7 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
     Args:
         layer: The layer whose forward asks.
         base: graphfuse's class that defines this forward; a subclass may have overridden its steps.
-        x: Features of the sources.
+        x: Features of the nodes, or those of sources and receivers if the layer takes a pair.
         edge_index: What the user passed for the graph.
     """
     if torch.compiler.is_compiling():
@@ -96,6 +102,11 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
     if layer.aggr not in _SUMS:
         yield f"the aggregation is {layer.aggr!r}; the kernels sum"
     yield from _edge_index_reasons(edge_index)
+    features = x if isinstance(x, (tuple, list)) else (x,)
+    yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one))
+
+
+def _feature_reasons(x: Any) -> Iterator[str]:
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         yield "the features are not a dense tensor"
     elif x.dim() != 2:
@@ -147,7 +158,8 @@ def fall_back(layer: MessagePassing, reasons: list[str]) -> None:
         raise RuntimeError(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
     if layer.__dict__.get("_not_fused") != reasons:
         layer.__dict__["_not_fused"] = reasons
-        _log_once(sentence)
+        if not torch.compiler.is_compiling():  # logging would break the graph
+            _log_once(sentence)
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,6 +21,9 @@ from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
 
 
+_PLAIN = (Parameter, Tensor)  # torch.func.functional_call puts tensors in the place of parameters
+
+
 class GCNConv(MessagePassing):
     r"""The graph convolution of Kipf & Welling, fused: a drop-in for PyG's ``GCNConv``.
 
@@ -231,7 +234,7 @@ class GCNConv(MessagePassing):
         if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
             return None
         weight = lin._parameters.get("weight")
-        plain = type(weight) is Parameter and weight.dtype is x.dtype
+        plain = type(weight) in _PLAIN and weight.dtype is x.dtype
         return weight if plain and not torch.is_autocast_enabled(x.device.type) else None
 
     def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:

@@ -1,0 +1,322 @@
+"""TransformerConv: dot-product attention over neighbours, and a skip connection."""
+
+# no `from __future__ import annotations`: TorchScript reads the class annotations as objects
+import math
+import typing
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.jit import _overload_method as overload
+from torch.nn import Parameter
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
+from torch_geometric.utils import softmax
+
+from graphfuse import ops
+from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import row_windows
+from graphfuse.nn import _dispatch
+from graphfuse.ops.attention import MAX_HEAD_DIM
+
+
+class TransformerConv(MessagePassing):
+    r"""The graph transformer layer of Shi et al., fused: a drop-in for PyG's ``TransformerConv``.
+
+    .. math::
+        x'_i = W_1 x_i + \sum_{j \in N(i)} \alpha_{ij} W_2 x_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\, (W_3 x_i)^\top (W_4 x_j) / \sqrt{d}
+
+    Constructor, forward, parameters, ``state_dict``, initialisation and options are those of
+    :class:`torch_geometric.nn.TransformerConv`. Scores, softmax and the weighted sum are one kernel
+    (:func:`graphfuse.ops.sparse_attention`); query, key, value and skip are one product of stacked weights.
+    Where fusion does not apply (see :func:`graphfuse.why_not`), the same layer runs PyG's path.
+
+    Args:
+        in_channels: Size of each input row, or a pair for sources and receivers; ``-1`` derives it from the
+            first input.
+        out_channels: Size :math:`d` of each output row of a head.
+        heads: Number of heads.
+        concat: Whether to concatenate the heads; else they are averaged.
+        beta: Whether a learned gate :math:`\beta_i` weighs the skip connection against the sum,
+            :math:`x'_i = \beta_i W_1 x_i + (1 - \beta_i) m_i`.
+        dropout: Rate of dropout of the attention weights :math:`\alpha`, in training.
+        edge_dim: Size of edge features, which are projected and added to keys and values.
+        bias: Whether the projections learn a bias.
+        root_weight: Whether to add the skip connection :math:`W_1 x_i`.
+        **kwargs: Arguments of :class:`torch_geometric.nn.MessagePassing`.
+
+    Shapes:
+        - **input:** features :math:`(|V|, F_{in})` or a pair of those of sources and receivers, edge indices
+          :math:`(2, |E|)` or :class:`graphfuse.RowWindows`, edge features :math:`(|E|, D)` *(optional)*
+        - **output:** features :math:`(|V|, H d)`, or :math:`(|V|, d)` if not ``concat``; with
+          ``return_attention_weights`` also the edge indices and :math:`\alpha`, :math:`(|E|, H)`
+
+    Source: arXiv:2009.03509.
+    """
+
+    _alpha: OptTensor
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        beta: bool = False,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+        root_weight: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(node_dim=0, **kwargs)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.beta = beta and root_weight
+        self.root_weight = root_weight
+        self.concat = concat
+        self.dropout = dropout
+        self.edge_dim = edge_dim
+        self._alpha = None
+
+        num_src, num_dst = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        width = heads * out_channels
+        self.lin_key = Linear(num_src, width, bias=bias)
+        self.lin_query = Linear(num_dst, width, bias=bias)
+        self.lin_value = Linear(num_src, width, bias=bias)
+        if edge_dim is not None:
+            self.lin_edge = Linear(edge_dim, width, bias=False)
+        else:
+            self.lin_edge = self.register_parameter("lin_edge", None)
+        skip_width = width if concat else out_channels
+        self.lin_skip = Linear(num_dst, skip_width, bias=bias)
+        if self.beta:
+            self.lin_beta = Linear(3 * skip_width, 1, bias=False)
+        else:
+            self.lin_beta = self.register_parameter("lin_beta", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew."""
+        super().reset_parameters()
+        self.lin_key.reset_parameters()
+        self.lin_query.reset_parameters()
+        self.lin_value.reset_parameters()
+        if self.edge_dim:
+            self.lin_edge.reset_parameters()
+        self.lin_skip.reset_parameters()
+        if self.beta:
+            self.lin_beta.reset_parameters()
+
+    if not typing.TYPE_CHECKING:  # for TorchScript, which needs one result type per call
+
+        @overload
+        def forward(  # noqa: D102
+            self,
+            x: Union[Tensor, PairTensor],  # noqa: UP007
+            edge_index: Adj,
+            edge_attr: OptTensor = None,
+            return_attention_weights: NoneType = None,
+        ) -> Tensor:
+            pass
+
+        @overload
+        def forward(  # noqa: D102, F811
+            self,
+            x: Union[Tensor, PairTensor],  # noqa: UP007
+            edge_index: Tensor,
+            edge_attr: OptTensor = None,
+            return_attention_weights: bool = None,  # noqa: RUF013
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            pass
+
+        @overload
+        def forward(  # noqa: D102, F811
+            self,
+            x: Union[Tensor, PairTensor],  # noqa: UP007
+            edge_index: SparseTensor,
+            edge_attr: OptTensor = None,
+            return_attention_weights: bool = None,  # noqa: RUF013
+        ) -> tuple[Tensor, SparseTensor]:
+            pass
+
+    def forward(
+        self,
+        x: Union[Tensor, PairTensor],  # noqa: UP007
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: Optional[bool] = None,  # noqa: UP045
+    ) -> Union[Tensor, tuple[Tensor, tuple[Tensor, Tensor]], tuple[Tensor, SparseTensor]]:  # noqa: UP007
+        """Runs the layer, fused where that is possible.
+
+        Any ``return_attention_weights``, ``False`` too, returns ``(out, (edge_index, alpha))``, as in PyG.
+        """
+        if not torch.jit.is_scripting():
+            plainly = (
+                edge_attr is None
+                and return_attention_weights is None
+                and self.lin_edge is None
+                and self.out_channels <= MAX_HEAD_DIM
+                and 0 <= self.dropout < 1
+                and _dispatch.holds(self, TransformerConv, x, edge_index)
+            )
+            reasons = (
+                [] if plainly else self.why_not_fused(x, edge_index, edge_attr, return_attention_weights)
+            )
+            if not reasons:
+                self.__dict__["_not_fused"] = reasons
+                return self._forward_fused(x, edge_index)
+            _dispatch.fall_back(self, reasons)
+            if isinstance(edge_index, RowWindows):
+                edge_index = edge_index.edge_index()
+            if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
+                edge_index = edge_index.long()  # PyG's scatter wants int64
+
+        if isinstance(x, Tensor):
+            x = (x, x)
+
+        query = self.lin_query(x[1]).view(-1, self.heads, self.out_channels)
+        key = self.lin_key(x[0]).view(-1, self.heads, self.out_channels)
+        value = self.lin_value(x[0]).view(-1, self.heads, self.out_channels)
+
+        # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
+        out = self.propagate(edge_index, query=query, key=key, value=value, edge_attr=edge_attr)
+
+        alpha = self._alpha
+        self._alpha = None
+
+        out = self._merge_heads(out)
+        if self.root_weight:
+            out = self._add_skip(out, self.lin_skip(x[1]))
+
+        if isinstance(return_attention_weights, bool):
+            assert alpha is not None
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            else:
+                return out, edge_index.set_value(alpha, layout="coo")
+        else:
+            return out
+
+    def message(
+        self,
+        query_i: Tensor,
+        key_j: Tensor,
+        value_j: Tensor,
+        edge_attr: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        size_i: Optional[int],  # noqa: UP045
+    ) -> Tensor:
+        """A neighbour's value (and the edge's features), times the attention weight."""
+        if self.lin_edge is not None:
+            assert edge_attr is not None
+            edge_attr = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+            key_j = key_j + edge_attr
+
+        alpha = (query_i * key_j).sum(dim=-1) / math.sqrt(self.out_channels)
+        alpha = softmax(alpha, index, ptr, size_i)
+        self._alpha = alpha
+        alpha = F.dropout(alpha, p=self.dropout, training=self.training)
+
+        out = value_j
+        if edge_attr is not None:
+            out = out + edge_attr
+        return out * alpha.view(-1, self.heads, 1)
+
+    def _merge_heads(self, out: Tensor) -> Tensor:
+        return out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
+
+    def _add_skip(self, out: Tensor, skip: Tensor) -> Tensor:
+        if self.lin_beta is not None:
+            beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1))
+            beta = beta.sigmoid()
+            return beta * skip + (1 - beta) * out
+        return out + skip
+
+    @torch.jit.unused
+    def why_not_fused(
+        self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None
+    ) -> list[str]:
+        """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
+        reasons = list(_dispatch.common_reasons(self, TransformerConv, x, edge_index))
+        if edge_attr is not None or self.lin_edge is not None:
+            reasons.append("the edges have features (edge_attr or edge_dim), which do not fuse yet")
+        if isinstance(return_attention_weights, bool):
+            reasons.append("return_attention_weights is set; a fused layer never stores the weights")
+        if self.out_channels > MAX_HEAD_DIM:
+            reasons.append(
+                f"out_channels is {self.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
+            )
+        if not 0 <= self.dropout < 1:
+            reasons.append(f"dropout is {self.dropout}; the kernels take rates from 0 to below 1")
+        return reasons
+
+    @torch.jit.unused
+    def _forward_fused(self, x: Any, edge_index: Any) -> Tensor:
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
+        windows = self._windows(edge_index, x_src.size(0), x_dst.size(0))
+        query, key, value, *skip = self._project(x_src, x_dst)
+        out = ops.sparse_attention(
+            query.view(-1, self.heads, self.out_channels),
+            key.view(-1, self.heads, self.out_channels),
+            value.view(-1, self.heads, self.out_channels),
+            windows,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        if out.is_cuda and torch.is_autocast_enabled("cuda"):
+            out = out.float()  # PyG's softmax is float32 under CUDA's autocast, and with it the result
+        out = self._merge_heads(out)
+        if skip:
+            return self._add_skip(out, *skip)
+        # the op keeps its result for backward, where an activation in place would be an error
+        return out.clone() if self.concat and out.requires_grad else out
+
+    def _windows(self, edge_index: Any, num_src: int, num_dst: int) -> RowWindows:
+        if self.flow == "source_to_target":
+            return row_windows(edge_index, num_src, num_dst)
+        return row_windows(edge_index, num_dst, num_src).transpose()
+
+    def _project(self, x_src: Tensor, x_dst: Tensor) -> Sequence[Tensor]:
+        """Query, key and value, and the skip connection if there is one."""
+        names = ("lin_query", "lin_key", "lin_value", "lin_skip")
+        layers: list[Any] = [self._modules[name] for name in names[: 4 if self.root_weight else 3]]
+        if torch.is_autocast_enabled(x_src.device.type) or not all(map(_is_plain, layers)):
+            # one by one and in PyG's order, as lazy modules draw their weights now
+            return [lin(x) for lin, x in zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)]
+        if x_src is x_dst:
+            return _stacked(x_src, layers)
+        query, *skip = _stacked(x_dst, layers[::3])
+        return [query, *_stacked(x_src, layers[1:3]), *skip]
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+def _is_plain(lin: Any) -> bool:
+    """Whether ``lin`` is nothing but its weight and bias: not replaced, hooked, parametrised or lazy."""
+    if type(lin) is not Linear or "forward" in lin.__dict__:
+        return False
+    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
+        return False
+    weight, bias = lin._parameters.get("weight"), lin._parameters.get("bias")
+    # plain tensors: those of torch.func.functional_call
+    return type(weight) in (Parameter, Tensor) and (bias is None or type(bias) in (Parameter, Tensor))
+
+
+def _stacked(x: Tensor, layers: list[Any]) -> Sequence[Tensor]:
+    """Plain projections of ``x`` in one product; the results are column slices of it."""
+    weights = [lin._parameters["weight"] for lin in layers]
+    biases = [lin._parameters["bias"] for lin in layers]
+    fits = all(weight.dtype is x.dtype and weight.size(1) == x.size(1) for weight in weights)
+    if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
+        return [lin(x) for lin in layers]  # what does not fit is for the module to refuse
+    bias = None if biases[0] is None else torch.cat(biases)
+    # split, not slices: its backward is one concatenation
+    return F.linear(x, torch.cat(weights), bias).split([weight.size(0) for weight in weights], 1)
