@@ -20,7 +20,6 @@ from graphfuse.nn import _dispatch
 from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
 
-
 _PLAIN = (Parameter, Tensor)  # torch.func.functional_call puts tensors in the place of parameters
 
 

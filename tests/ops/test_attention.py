@@ -68,9 +68,18 @@ def test_widths(heads_dim: tuple[int, int], walked: str, device: torch.device) -
     check_attention("bipartite", device, narrow(walked), *heads_dim, scale=0.1)
 
 
-@pytest.mark.parametrize("graph", ["hub", "repeated", "full", "bipartite_tall"])
+def wide(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    edge_index = torch.randint(3, (2, 150), generator=torch.Generator().manual_seed(0))
+    edge_index[0] = torch.arange(150) % 70
+    return edge_index.to(device), (70, 3)
+
+
+@pytest.mark.parametrize("graph", ["hub", "wide"])
 def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    monkeypatch.setitem(GRAPHS, "wide", wide)
+    windows, _, _ = draw(graph, device, torch.float32, 1, 1)
+    assert windows.walks(walked == "rows", False).forward.num_slots > 0
     check_attention(graph, device, narrow(walked), 2, 12)
     check_attention(graph, device, narrow(walked), 2, 12, dropout=0.4, seed=torch.tensor([7], device=device))
 
