@@ -204,7 +204,7 @@ def _plan(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, int,
     heads, dim, scale, dropout, dtype = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     if w.row_mask is not None:
-        config = launch.attention_window(dim, dropout > 0)
+        config = launch.attention_window(dim)
         structure: tuple[Tensor | None, ...] = (w.tasks, w.column, w.row_mask, copies)
         rest: tuple[Any, ...] = (num_tasks, w.num_rows, *strides, heads, dim, config.block_dim)
         rest += (config.step, config.stages, scale, dropout, acc)
@@ -218,7 +218,7 @@ def _plan(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, int,
         main = Launch(_attention_row_kernel, programs, config.warps, structure, rest)
     merge = None
     if w.num_slots > 0:
-        num_merges, block = w.merges.size(0), launch.attention_window(dim, False).block_dim
+        num_merges, block = w.merges.size(0), launch.attention_window(dim).block_dim
         rest = (num_merges, w.num_rows, heads, dim, block, w.height, dropout, acc)
         merge = Launch(_attention_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
     return _Plan(main, merge)

@@ -271,7 +271,7 @@ def _plan(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, ...]
         main = Launch(_attention_bwd_row_kernel, programs, config.warps, structure, rest)
     merge = None
     if w.num_slots > 0:
-        num_merges, block = w.merges.size(0), launch.attention_window(dim, False).block_dim
+        num_merges, block = w.merges.size(0), launch.attention_window(dim).block_dim
         rest = (num_merges, w.num_rows, 2 if transposed else 1, heads, dim, block, w.height, acc)
         merge = Launch(_attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
     return _Plan(main, merge)

@@ -198,11 +198,10 @@ def attention_prefers_rows(
 
 
 @functools.cache
-def attention_window(dim: int, dropping: bool) -> Config:
+def attention_window(dim: int) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`."""
     width = _power_of_two(dim, 16)
-    spread = width > 128 or (width == 128 and (dropping or dim % 8 != 0))  # one warp would spill
-    return Config(width, 32, 3 if width <= 64 else 2, 4 if spread else 1)
+    return Config(width, 32, 2, 1 if width <= 64 else 4)
 
 
 @functools.cache
@@ -219,7 +218,7 @@ def attention_row(heads: int, dim: int) -> Config:
 def attention_bwd_window(dim: int) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`."""
     width = _power_of_two(dim, 16)
-    return Config(width, 32 if 16 < width <= 128 else 16, 2, max(1, width // 64))
+    return Config(width, 32 if 16 < width <= 128 else 16, 2, 1 if width <= 64 else 4)
 
 
 @functools.cache

@@ -192,7 +192,7 @@ def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     for (module, operands, transposed), rate in itertools.product(modules, (0.0, 0.5)):
         backwards = module is attention_bwd
         rows = launch.attention_bwd_row(heads, dim) if backwards else launch.attention_row(heads, dim)
-        windows = launch.attention_bwd_window(dim) if backwards else launch.attention_window(dim, rate > 0)
+        windows = launch.attention_bwd_window(dim) if backwards else launch.attention_window(dim)
         prefix = "_attention_bwd" if backwards else "_attention"
         configs = {"row": rows} if dtype == "fp32" else {"row": rows, "window": windows}
         for kind, config in configs.items():
