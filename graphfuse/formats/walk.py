@@ -104,15 +104,20 @@ class Walks(NamedTuple):
     backward: Walk
     edges: EdgeOrder | None
     backward_edges: EdgeOrder | None
+    source: tuple[Tensor, Tensor | None, bool]  # what :func:`walks` read
 
     def transpose(self) -> Walks:
         """The directions swapped."""
-        return Walks(self.backward, self.forward, self.backward_edges, self.edges)
+        graph, order, transposed = self.source
+        swapped = (graph, order, not transposed)
+        return Walks(self.backward, self.forward, self.backward_edges, self.edges, swapped)
 
 
 def walks(graph: Tensor, order: Tensor | None, transposed: bool) -> Walks:
     """Both directions of packed windows or rows and, if given, of the packed edge order that fits them."""
     forward, backward = walk(graph, transposed), walk(graph, not transposed)
+    source = (graph, order, transposed)
     if order is None:
-        return Walks(forward, backward, None, None)
-    return Walks(forward, backward, edge_order(order, transposed), edge_order(order, not transposed))
+        return Walks(forward, backward, None, None, source)
+    edges, backward_edges = edge_order(order, transposed), edge_order(order, not transposed)
+    return Walks(forward, backward, edges, backward_edges, source)

@@ -210,7 +210,7 @@ def attention_row(heads: int, dim: int) -> Config:
     block_dim = _power_of_two(dim)
     block_heads = min(_power_of_two(heads), max(1, 512 // block_dim))
     width = block_heads * block_dim
-    warps = 1 if width <= 128 else 4 if width <= 256 else 8
+    warps = 1 if width <= 64 else 4 if width <= 256 else 8
     return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, rows=block_heads)
 
 

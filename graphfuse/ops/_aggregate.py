@@ -14,7 +14,15 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, direct_apply, graph_of, register
+from graphfuse.ops._library import (
+    Graph,
+    Packed,
+    below_autograd,
+    direct_apply,
+    for_gradient,
+    graph_of,
+    register,
+)
 from graphfuse.ops.sddmm import Sddmm, contiguous_rows
 
 
@@ -206,6 +214,9 @@ class Spmm(torch.autograd.Function):
         x, edge_weight, loop_weight, weight, out, y = ctx.saved_tensors
         _, needs_x, needs_edge_weight, needs_loop_weight, needs_weight, needs_bias = ctx.needs_input_grad
         dtype, how = ctx.x_dtype, ctx.how
+        graph = for_gradient(how.graph, grad, grad_y)
+        if graph is not how.graph:
+            how = how._replace(graph=graph)
         needs_y = needs_edge_weight or needs_loop_weight
         if grad is None:
             if grad_y is None:

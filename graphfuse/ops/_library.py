@@ -82,6 +82,22 @@ def direct_apply(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
+def for_gradient(graph: Graph, *grads: Tensor | None) -> Graph:
+    """``graph`` in the form that a backward pass needs for these gradients.
+
+    A batch of gradients, as of ``torch.autograd.functional.jacobian(vectorize=True)``, has no memory that a
+    kernel could read: PyTorch calls the registered op for one at a time.
+    """
+    if isinstance(graph, Walks) and any(grad is not None and _is_batched(grad) for grad in grads):
+        return Packed(*graph.source, graph.forward.num_rows, graph.forward.num_cols)
+    return graph
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    batched = torch._C._functorch
+    return batched.is_legacy_batchedtensor(tensor) or batched.is_batchedtensor(tensor)
+
+
 def graph_of(windows: RowWindows, rows: bool, with_edges: bool, *tensors: Tensor | None) -> Graph:
     """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors."""
     if is_plain_eager() and _PLAIN.issuperset(map(type, tensors)):

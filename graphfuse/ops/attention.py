@@ -14,7 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, graph_of, register
+from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
 
 MAX_HEAD_DIM = 256  # what a window kernel holds on chip
 
@@ -189,10 +189,11 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``q``, ``k`` and ``v``."""
         arguments = (ctx.scale, ctx.dropout, grad, *ctx.saved_tensors)
-        if isinstance(ctx.graph, Walks):
-            gradients = _run_backward(ctx.graph, *arguments)
+        graph = for_gradient(ctx.graph, grad)
+        if isinstance(graph, Walks):
+            gradients = _run_backward(graph, *arguments)
         else:
-            gradients = torch.ops.graphfuse.attention_backward(*ctx.graph, *arguments)
+            gradients = torch.ops.graphfuse.attention_backward(*graph, *arguments)
         return None, None, None, *gradients, None
 
 

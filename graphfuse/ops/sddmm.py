@@ -12,7 +12,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, graph_of, register
+from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
 
 
 def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = False) -> Tensor:
@@ -98,6 +98,7 @@ class Sddmm(torch.autograd.Function):
         from graphfuse.ops._aggregate import Aggregation, Spmm  # each is the other's derivative
 
         a, b = ctx.saved_tensors
+        whole = for_gradient(ctx.graph, grad)
 
         def aggregate(graph: Graph, x: Tensor, num_rows: int) -> Tensor:
             # edges that got 0 as loops pass no gradient: a diagonal of zeros replaces them
@@ -106,8 +107,8 @@ class Sddmm(torch.autograd.Function):
             out: Tensor = Spmm.apply(how, x, grad, loops, None, None)[0]
             return out
 
-        grad_a = aggregate(ctx.graph, b, a.size(0)) if ctx.needs_input_grad[2] else None
-        grad_b = aggregate(ctx.graph.transpose(), a, b.size(0)) if ctx.needs_input_grad[3] else None
+        grad_a = aggregate(whole, b, a.size(0)) if ctx.needs_input_grad[2] else None
+        grad_b = aggregate(whole.transpose(), a, b.size(0)) if ctx.needs_input_grad[3] else None
         return None, None, grad_a, grad_b, None
 
 

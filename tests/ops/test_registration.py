@@ -97,3 +97,27 @@ def test_vmap_and_jacobian_say_what_is_missing_or_work(device: torch.device) -> 
     jacobian = torch.autograd.functional.jacobian(lambda x: ops.spmm(windows, x), x)
     wanted = torch.autograd.functional.jacobian(lambda x: reference.spmm(edge_index, x), x)
     torch.testing.assert_close(jacobian, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # one gradient of the batch at a time
+def test_batched_gradients(device: torch.device) -> None:
+    edge_index, size = GRAPHS["one_edge"](device)
+    windows = RowWindows.from_edge_index(edge_index, size)
+    x, weight = torch.randn(3, 2, device=device), torch.randn(2, 2, device=device)
+    edge_weight = torch.ones(1, device=device)
+
+    def ours(x: Tensor, weight: Tensor, edge_weight: Tensor) -> Tensor:
+        summed = ops.spmm_gemm(windows, x, weight) + ops.spmm(windows, x, edge_weight)
+        heads = x[:, None, :]
+        return summed + ops.sparse_attention(heads, heads, heads, windows)[:, 0]
+
+    def definition(x: Tensor, weight: Tensor, edge_weight: Tensor) -> Tensor:
+        summed = reference.spmm_gemm(edge_index, x, weight) + reference.spmm(edge_index, x, edge_weight)
+        heads = x[:, None, :]
+        return summed + reference.sparse_attention(edge_index, heads, heads, heads)[:, 0]
+
+    given = (x, weight, edge_weight)
+    batched = torch.autograd.functional.jacobian(ours, given, vectorize=True)
+    wanted = torch.autograd.functional.jacobian(definition, given)
+    for a, b in zip(batched, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
