@@ -118,7 +118,9 @@ def test_views_do_not_keep_a_record_alive() -> None:
 
     edge_index, size = GRAPHS["hub"]()
     record = RowWindows.from_edge_index(edge_index, size)
-    _ = record.walks(rows=True, with_edges=True), record.walks(rows=False, with_edges=False), record.walk()
+    record.walks(rows=True, with_edges=True)  # what an op keeps for backward; it holds the packed tensors
+    record.walks(rows=False, with_edges=False)
+    _ = record.walk()
     gone = weakref.ref(record.packed_windows)
     gc.disable()  # reference counts alone must free it: on a GPU, memory cannot wait for the collector
     try:
