@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from graphfuse.kernels.device import HALF
+
 # What a memory system of 4 TB/s moves in the 3 us that one more captured kernel costs.
 _LAUNCH_BYTES = 12_000_000
 # A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
@@ -78,7 +80,7 @@ def prefers_rows(
     too small to fill the GPU with windows, and in float32, whose sums take three tensor-core products, where
     memory is the limit and windows share nothing. (With a value per edge, rows always are.)
     """
-    half = dtype in (torch.float16, torch.bfloat16)
+    half = dtype in HALF
     if num_rows < _FULL:
         return dim <= 64
     beyond_cache = num_cols * dim * dtype.itemsize > _CACHED_BYTES
@@ -191,7 +193,7 @@ def attention_prefers_rows(
     where windows share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
     float32 the scores of a window would be sums of tensor cores, which are less exact than the definition's.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALF:
         return True
     slivers = heads > 1 and dim * dtype.itemsize < 64 and num_edges <= 1.5 * num_entries
     return slivers and 2 * num_cols * heads * dim * dtype.itemsize > _CACHED_BYTES

@@ -1,7 +1,7 @@
 """A linear map over the rows of a small graph, y = x W^T, and its gradients, dW = left^T right and db.
 
 A training step on a few thousand nodes is bound by the host time of its launches, and a matrix product takes
-the libraries several times as long to launch as one of these kernels.
+the libraries longer to launch than one of these kernels.
 """
 
 from __future__ import annotations

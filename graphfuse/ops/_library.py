@@ -2,9 +2,7 @@
 
 Each op is one ``autograd.Function``. Registered under the dispatcher's Autograd key it serves torch.compile,
 export, dispatch modes and functorch; called directly it serves plain eager code, where the dispatcher's
-Python path would cost several times the launch of a kernel (measured on a CPU host, microseconds per
-forward / forward and backward with 14 arguments: ``custom_op`` 85 / 166, this registration 18 / 99, the
-Function alone 12 / 62).
+Python path, and `custom_op` still more, would cost several times the launch of a kernel.
 """
 
 from __future__ import annotations
