@@ -1,12 +1,14 @@
-"""What graphfuse's aggregation is measured against: PyG's message passing, and PyTorch's sparse matrices."""
+"""What graphfuse is measured against: PyG's message passing, and PyTorch's sparse matrices."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
 
 
 class PygSum(MessagePassing):
@@ -24,6 +26,33 @@ class PygSum(MessagePassing):
     def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
         """As in PyG's GCNConv."""
         return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+
+
+class PygAttention(MessagePassing):
+    """The message of PyG's TransformerConv, without its projections: a key and a value an edge, in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add", node_dim=0)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, edge_index: Tensor) -> Tensor:
+        """Attention of each node over its in-neighbours, ``[num_nodes, heads, head_dim]``."""
+        # propagate_type: (query: Tensor, key: Tensor, value: Tensor)
+        out: Tensor = self.propagate(edge_index, query=query, key=key, value=value)
+        return out
+
+    def message(
+        self,
+        query_i: Tensor,
+        key_j: Tensor,
+        value_j: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        size_i: int | None,
+    ) -> Tensor:
+        """As in PyG's TransformerConv, without edge features and dropout."""
+        alpha = (query_i * key_j).sum(dim=-1) / math.sqrt(query_i.size(-1))
+        alpha = softmax(alpha, index, ptr, size_i)
+        return value_j * alpha.view(-1, query_i.size(1), 1)
 
 
 class SparseSum:

@@ -67,6 +67,7 @@ class Prepared(NamedTuple):
     call: Call  # what is timed
     results: Callable[[], Sequence[Tensor]]  # what is compared with the truth; also warms the call up
     path: str = "-"
+    extra: Mapping[str, Any] = {}  # what it adds to its record's
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Bench:
 
     Args:
         name: The ``op`` of its records.
-        sweep: Grids of cases: axis -> values; the cases are the products of each grid, the graph outermost.
+        sweep: Grids of cases: axis -> values; the cases are the products of each grid.
         problem: Makes the problem of a case, called with the case as keywords.
         providers: Name -> what prepares it from the inputs of a problem. graphfuse comes first.
         take_turns: Whether providers are timed in alternation, by the wall clock.
@@ -114,28 +115,32 @@ class Bench:
         REGISTRY[self.name] = self
 
     def cases(self, graphs: Sequence[str] | None = None, quick: bool = False) -> list[Case]:
-        """The cases of the sweep.
+        """The cases of the sweep, graph after graph, as only one is kept loaded.
 
         Args:
             graphs: Takes the place of the axis ``graph``, where there is one.
-            quick: Keep only the first value of every other axis.
+            quick: Keep only the first case of every graph.
         """
-        found: list[Case] = []
+        found: dict[str | None, list[Case]] = {}
         for grid in self.sweep:
-            axes = {
-                axis: list(values)[:1] if quick and axis != "graph" else values
-                for axis, values in grid.items()
-            }
+            axes = dict(grid)
             if graphs and "graph" in axes:
                 axes["graph"] = graphs
-            found += [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-        return [case for i, case in enumerate(found) if case not in found[:i]]
+            for values in itertools.product(*axes.values()):
+                case = dict(zip(axes, values, strict=True))
+                of_graph = found.setdefault(case.get("graph"), [])
+                if case not in of_graph and not (quick and of_graph):
+                    of_graph.append(case)
+        return list(itertools.chain.from_iterable(found.values()))
 
     def rows(self, case: Case, quick: bool = False) -> Iterator[Record]:
         """Measures every provider, a row each; the next begins when its row is asked for."""
         named = {key: value for key, value in case.items() if key in ("graph", "head_dim", "mode")}
         if "dtype" in case:
             named["dtype"] = _name(case["dtype"])
+        if "shape" in case:
+            named["extra"] = {"shape": list(case["shape"])}
+        release()  # of a provider that ran out of memory
         try:
             problem = self.problem(**case)
         except Exception as error:
@@ -187,6 +192,7 @@ class Bench:
         prepared = self.providers[provider](problem.inputs)
         value, limit = error = problem.check(prepared.results())
         fields: dict[str, Any] = {"max_error": value, "limit": limit, "path": prepared.path, "status": "ok"}
+        fields["extra"] = {**problem.facts.get("extra", {}), **prepared.extra}
         if error.wrong:
             message = f"the error is {value:.2e}, more than {limit:.2e}; not timed"
             fields |= {"status": "wrong", "message": message}
@@ -204,12 +210,11 @@ class Bench:
         )
         if problem.bytes_moved is not None:
             fields["gb_per_s"] = problem.bytes_moved / timing.p50_ms / 1e6
-        facts = problem.facts
         if timing.ratio is not None:
             ratio = dict(zip(("p20", "p50", "p80"), timing.ratio, strict=True))
             first = next(iter(self.providers))
-            facts = facts | {"extra": facts.get("extra", {}) | {f"time over {first}": ratio}}
-        return self._record(provider, facts, **fields)
+            fields["extra"] = fields["extra"] | {f"time over {first}": ratio}
+        return self._record(provider, problem.facts, **fields)
 
     def _record(self, provider: str, facts: dict[str, Any], **fields: Any) -> Record:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

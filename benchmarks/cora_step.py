@@ -13,8 +13,7 @@ from torch_geometric.data import Data
 
 from benchmarks import truth
 from benchmarks.bench import Bench, Prepared, Problem, device
-from benchmarks.timing import Call
-from graphfuse.train import datasets, models
+from graphfuse.train import datasets, loop, models
 from graphfuse.train.config import TrainConfig
 
 
@@ -92,22 +91,9 @@ def _provider(layers: str, inputs: Inputs) -> Prepared:
         F.cross_entropy(model(data.x, data.edge_index), inputs.target).backward()
         optimizer.step()
 
-    call = _capture(step) if inputs.captured else step
+    call = loop.captured(step) if inputs.captured else step
     taken = models.path(model)[0]
     return Prepared(call, lambda: checked, "-" if taken == "pyg" else taken)
-
-
-def _capture(step: Call) -> Call:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return lambda kept=step: graph.replay()  # replay reads the parameters that the step holds
 
 
 Bench(

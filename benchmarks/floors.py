@@ -2,7 +2,7 @@
 
 A graph kernel's arithmetic is nothing; its time is reading one row of x per column entry. The kernel here
 reads exactly those rows and does nothing else but one integer addition, which keeps the loads alive. Of a few
-launch configurations the fastest counts. The matrix that must be written is added at copy bandwidth.
+launch configurations the fastest counts. The matrices that must be streamed are added at copy bandwidth.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class Config(NamedTuple):
 # Sum of gathered rows, as int32 words: half-precision elements come two in a word.
 #   grid      (num_programs * WORDS / BLOCK,): all programs of one block of words run before the next, so that
 #             a narrower x stays in L2
-#   reads     column; x [num_cols, WORDS] once per column entry; tasks, unless None: then pieces of PIECE
+#   reads     column; x [num_cols, WORDS] once per column entry, and y, likewise, unless None; tasks, unless
+#             None: then pieces of PIECE
 #   writes    out [num_programs, WORDS]
 @triton.jit(do_not_specialize=["num_programs", "num_entries", "piece"])
 def _gather_kernel(
-    x_ptr, out_ptr, tasks_ptr, column_ptr, num_programs, num_entries, piece,
+    x_ptr, y_ptr, out_ptr, tasks_ptr, column_ptr, num_programs, num_entries, piece,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -60,11 +61,13 @@ def _gather_kernel(
         column = tl.load(column_ptr + offs, mask=live, other=0)
         offs_x = column[:, None].to(tl.int64) * WORDS + offs_word[None, :]
         acc += tl.load(x_ptr + offs_x, mask=live[:, None], other=0)
+        if y_ptr is not None:
+            acc += tl.load(y_ptr + offs_x, mask=live[:, None], other=0)
     tl.store(out_ptr + program.to(tl.int64) * WORDS + offs_word, tl.sum(acc, 0))
 
 
-def gather(w: Walk, x: Tensor, config: Config) -> Tensor:
-    """Sums of the rows of ``x`` (``int32[num_cols, words]``) that each program reads."""
+def gather(w: Walk, x: Tensor, config: Config, y: Tensor | None = None) -> Tensor:
+    """Sums of the rows of ``x`` (``int32[num_cols, words]``), and of ``y``, that each program reads."""
     words = x.size(1)
     # pieces for some four times as many programs as the GPU holds, in whole steps
     piece = max(1, min(1024, w.num_entries // 16896) // config.step) * config.step
@@ -72,7 +75,7 @@ def gather(w: Walk, x: Tensor, config: Config) -> Tensor:
     out = x.new_empty(num_programs, words)
     grid = (num_programs * (words // config.block),)
     _gather_kernel[grid](
-        x, out, w.tasks if config.by_task else None, w.column, num_programs, w.num_entries, piece,
+        x, y, out, w.tasks if config.by_task else None, w.column, num_programs, w.num_entries, piece,
         words, config.block, config.step, config.stages, num_warps=config.warps,
     )  # fmt: skip
     return out
@@ -81,38 +84,68 @@ def gather(w: Walk, x: Tensor, config: Config) -> Tensor:
 def configs(w: Walk, words: int) -> list[Config]:
     """What :func:`gather_ms` tries: few, as each is compiled."""
     by_task = (True, False) if w.row_mask is not None else (False,)  # of rows, only long ones are tasks
-    tiles = ((512, 1, 4), (1024, 1, 3), (2048, 2, 3), (2048, 1, 2))  # words in a step, warps, stages
+    tiles = [(512, 1, 4), (1024, 1, 3), (2048, 2, 3), (2048, 1, 2)]  # words in a step, warps, stages
+    if words < 32:  # rows of a sector or two: a step of as many rows would be wider than most tasks
+        tiles = [(32 * words, 1, 4), (128 * words, 1, 3), (512 * words, 4, 2)]
+    blocks = sorted({min(32, words), words})
     return [
         Config(by, block, tile // block, warps, stages)
-        for by, block, (tile, warps, stages) in itertools.product(by_task, sorted({32, words}), tiles)
+        for by, block, (tile, warps, stages) in itertools.product(by_task, blocks, tiles)
     ]
 
 
 def gather_ms(windows: RowWindows, rows: bool, row_bytes: int) -> float | None:
     """Fastest gather of rows of ``row_bytes`` over the rows or the windows, kept with ``windows``.
 
-    ``None`` where the kernel does not fit: rows are no power of two of at least 128 bytes.
+    ``None`` where the kernel does not fit: rows are no power of two of at least 8 bytes.
     """
-    words = row_bytes // 4
-    if row_bytes < 128 or row_bytes & (row_bytes - 1) or windows.num_entries == 0:
+    found = _gathers(windows, rows, row_bytes)
+    return None if found is None else found[0]
+
+
+def gather_kv_ms(windows: RowWindows, rows: bool, row_bytes: int) -> float | None:
+    """As :func:`gather_ms`, of two matrices in one walk: what is left of two gathers where latency rules."""
+    found = _gathers(windows, rows, row_bytes)
+    if found is None:
         return None
+    _, ordered = found
 
     def measure() -> float:
-        w = windows.row_walk() if rows else windows.walk()
-        x = torch.randint(1 << 20, (w.num_cols, words), dtype=torch.int32, device=windows.device)
-        times = {}
-        for config in configs(w, words):
-            gather(w, x, config)
-            times[config] = _time(w, x, config, _SWEEP_SECONDS)
-        fastest = sorted(times, key=times.__getitem__)[:2]
-        return min(_time(w, x, config, _SECONDS) for config in fastest)
+        w = _walked(windows, rows)
+        x, y = (_matrix(w, row_bytes) for _ in range(2))
+        return min(_time(w, x, config, _SECONDS, y) for config in ordered[:4])
 
-    found: float = windows.memo(("gather_ms", rows, row_bytes), measure)
+    time_ms: float = windows.memo(("gather_kv_ms", rows, row_bytes), measure)
+    return time_ms
+
+
+def _gathers(windows: RowWindows, rows: bool, row_bytes: int) -> tuple[float, list[Config]] | None:
+    """The time of the fastest gather, and the configurations, fastest first."""
+    if row_bytes < 8 or row_bytes & (row_bytes - 1) or windows.num_entries == 0:
+        return None
+
+    def measure() -> tuple[float, list[Config]]:
+        w = _walked(windows, rows)
+        x = _matrix(w, row_bytes)
+        times = {config: _time(w, x, config, _SWEEP_SECONDS) for config in configs(w, x.size(1))}
+        ordered = sorted(times, key=times.__getitem__)
+        return min(_time(w, x, config, _SECONDS) for config in ordered[:2]), ordered
+
+    found: tuple[float, list[Config]] = windows.memo(("gathers", rows, row_bytes), measure)
     return found
 
 
-def _time(w: Walk, x: Tensor, config: Config, seconds: float) -> float:
-    return time_call(lambda: gather(w, x, config), x.device, seconds).p50_ms
+def _walked(windows: RowWindows, rows: bool) -> Walk:
+    return windows.row_walk() if rows else windows.walk()
+
+
+def _matrix(w: Walk, row_bytes: int) -> Tensor:
+    return torch.randint(1 << 20, (w.num_cols, row_bytes // 4), dtype=torch.int32, device=w.column.device)
+
+
+def _time(w: Walk, x: Tensor, config: Config, seconds: float, y: Tensor | None = None) -> float:
+    gather(w, x, config, y)  # compiles it
+    return time_call(lambda: gather(w, x, config, y), x.device, seconds).p50_ms
 
 
 def spmm_ms(windows: RowWindows, rows: bool, dim: int, dtype: torch.dtype, backward: bool) -> float | None:
@@ -128,6 +161,29 @@ def spmm_ms(windows: RowWindows, rows: bool, dim: int, dtype: torch.dtype, backw
             return None
         total += time_ms + direction.shape[0] * row_bytes / copy_bytes_per_ms(windows.device)
     return total
+
+
+def attention_ms(
+    windows: RowWindows, rows: bool, heads: int, dim: int, dtype: torch.dtype, backward: bool
+) -> float | None:
+    """The floor of attention: k and v read once per column entry, q in and the output out.
+
+    With ``backward`` k and v again (for dq), then q and the output's gradient over the transpose (for dk and
+    dv) with 8 bytes a head of softmax and delta, and 11 matrices streamed in all: q and out; out and its
+    gradient (for delta); q, the gradient and dq; k, v, dk and dv.
+    """
+    row_bytes = heads * dim * dtype.itemsize
+    num_dst, num_src = windows.shape
+    times = [gather_ms(windows, rows, row_bytes)] * (4 if backward else 2)
+    streamed = 2 * num_dst
+    if backward:
+        transposed = windows if windows.symmetric else windows.transpose()
+        times += [gather_ms(transposed, rows, row_bytes)] * 2 + [gather_ms(transposed, rows, 8 * heads)]
+        streamed = 7 * num_dst + 4 * num_src
+    known = [time_ms for time_ms in times if time_ms is not None]
+    if len(known) < len(times):
+        return None
+    return sum(known) + streamed * row_bytes / copy_bytes_per_ms(windows.device)
 
 
 @functools.cache

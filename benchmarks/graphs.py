@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,16 @@ class Graph:
     def windows(self) -> RowWindows:
         """Its row windows, built once."""
         return RowWindows.from_edge_index(self.edge_index, (self.num_nodes, self.num_nodes))
+
+    def facts(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Fields of a record of a benchmark on this graph with features of ``dtype``."""
+        return {
+            "graph": self.name,
+            "num_nodes": self.num_nodes,
+            "num_edges": self.num_edges,
+            "dtype": str(dtype).removeprefix("torch."),
+            "extra": {"stand_in": True} if self.name in STAND_INS else {},
+        }
 
 
 @functools.lru_cache(maxsize=1)  # one at a time: the largest takes gigabytes

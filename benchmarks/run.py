@@ -13,13 +13,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks import attention as attention
 from benchmarks import cora_step as cora_step
 from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm
+from benchmarks import transformer_step as transformer_step
 from benchmarks.bench import REGISTRY, Bench, Case, Record, machine, to_json
 
 _RESULTS = Path(__file__).parent / "results"
-_COLUMNS = ("op", "graph", "D", "dtype", "mode", "provider", "p50 ms", "/ floor", "PyG /", "status")
+_COLUMNS = ("op", "graph", "D", "dtype", "mode", "provider", "p50 ms", "/ floor", "PyG /", "peer /", "status")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +79,7 @@ def _append(out: Path | None, record: Record) -> None:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records as text, with their ratios to the floor and to PyG, and what went wrong below."""
+    """The records as text, with ratios to the floor, PyG and the best peer, and what went wrong below."""
     pyg = {_case(record): record.p50_ms for record in records if record.provider == "pyg"}
     lines: list[tuple[str, ...]] = [_COLUMNS]
     notes = []
@@ -85,6 +87,7 @@ def table(records: Sequence[Record]) -> str:
         time_ms, theirs = record.p50_ms, pyg.get(_case(record))
         over_floor = time_ms / record.floor_ms if time_ms and record.floor_ms else None
         speedup = theirs / time_ms if time_ms and theirs and record.provider != "pyg" else None
+        peer = _best_peer(record) if record.provider != "pyg" else None
         captured = ", captured" if record.extra.get("captured") else ""
         texts = (
             record.op,
@@ -96,6 +99,7 @@ def table(records: Sequence[Record]) -> str:
             None if time_ms is None else f"{time_ms:.4f}",
             None if over_floor is None else f"{over_floor:.2f}",
             None if speedup is None else f"{speedup:.2f}",
+            f"{peer / time_ms:.2f}" if time_ms and peer else None,
             record.status,
         )
         lines.append(tuple("-" if text is None else str(text) for text in texts))
@@ -111,11 +115,18 @@ def _case(record: Record) -> tuple[object, ...]:
     return (*fields, record.extra.get("captured"))
 
 
+def _best_peer(record: Record) -> float | None:
+    times: dict[str, float] = record.extra.get("peers", {})
+    return min((time_ms for peer, time_ms in times.items() if peer != "pyg"), default=None)
+
+
 def _width(record: Record) -> str | None:
+    if record.head_dim is None:
+        return None
     in_dim = record.extra.get("in_dim")
-    if record.head_dim is None or in_dim is None:
-        return None if record.head_dim is None else str(record.head_dim)
-    return f"{in_dim}->{record.head_dim}"
+    before = "" if in_dim is None else f"{in_dim}->"
+    heads = f"{record.heads}x" if record.heads is not None and record.heads > 1 else ""
+    return f"{before}{heads}{record.head_dim}"
 
 
 def _print_left_out(plan: Sequence[tuple[Bench, Case]], done: int) -> None:

@@ -1,4 +1,4 @@
-"""What an aggregation should give: float64, on all rows of a small graph and on a sample of a large one."""
+"""What an op should give: float64, on all rows of a small graph and on a sample of a large one."""
 
 from __future__ import annotations
 
@@ -42,10 +42,21 @@ def sample(row: Tensor, column: Tensor, num_rows: int) -> Rows:
         random = torch.randint(num_rows, (_RANDOM,), generator=generator).to(device)
         longest = torch.bincount(row, minlength=num_rows).topk(_LONGEST).indices
         rows = torch.unique(torch.cat([random, longest]))
-    place = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
-    place[rows] = torch.arange(rows.numel(), device=device)
+    return edges_of(rows, row, column, num_rows)
+
+
+def edges_of(rows: Tensor, row: Tensor, column: Tensor, num_rows: int) -> Rows:
+    """The edges of ``rows``, which are distinct."""
+    place = _places(rows, num_rows)
     edge = (place[row] >= 0).nonzero().view(-1)
     return Rows(rows, place[row[edge]], column[edge], edge)
+
+
+def _places(rows: Tensor, num_rows: int) -> Tensor:
+    # position in `rows` of each of num_rows rows, -1 where it is none of them
+    place = torch.full((num_rows,), -1, dtype=torch.int64, device=rows.device)
+    place[rows] = torch.arange(rows.numel(), device=rows.device)
+    return place
 
 
 def row_sum(at: Rows, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -59,6 +70,104 @@ def row_sum(at: Rows, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> T
             message *= weight[at.edge[piece], None].to(dtype)
         out.index_add_(0, at.place[piece], message)
     return out
+
+
+class Operands(NamedTuple):
+    """What attention is computed from."""
+
+    q: Tensor  # [num_dst, heads, head_dim]
+    k: Tensor  # [num_src, heads, head_dim]
+    v: Tensor  # [num_src, heads, head_dim]
+    grad: Tensor | None = None  # of the output; None: forward only
+
+
+class Softmax(NamedTuple):
+    """Maximum and sum of each row's softmax, and the sum of weight times derivative: all [rows, heads]."""
+
+    top: Tensor
+    total: Tensor
+    delta: Tensor
+
+
+def attention(at: Rows, x: Operands, dtype: torch.dtype) -> list[Tensor]:
+    """Rows of attention's output, and of dq if there is a gradient; products and sums in ``dtype``."""
+    found = _softmax(at, x, dtype)
+    results = [_zeros(at, x.v, dtype) for _ in range(1 if x.grad is None else 2)]
+    for piece in _pieces(at, x):
+        place, i, j = at.place[piece], at.rows[at.place[piece]], at.column[piece]
+        p, slope = _weights(x, i, j, place, found, dtype)
+        results[0].index_add_(0, place, p[:, :, None] * x.v[j].to(dtype))
+        if slope is not None:
+            results[1].index_add_(0, place, slope[:, :, None] * x.k[j].to(dtype))
+    return results
+
+
+def attention_transposed(
+    at: Rows, row: Tensor, column: Tensor, x: Operands, dtype: torch.dtype
+) -> list[Tensor]:
+    """Rows of dk and dv, ``at`` those of the transpose; products and sums in ``dtype``.
+
+    Takes the softmax of every receiver that the rows reach, which is a pass over those receivers' edges:
+    ``row`` and ``column`` are all edges.
+    """
+    assert x.grad is not None
+    num_dst = x.q.size(0)
+    receivers = torch.unique(at.column)
+    found = _softmax(edges_of(receivers, row, column, num_dst), x, dtype)
+    place_of = _places(receivers, num_dst)
+    dk, dv = (_zeros(at, x.v, dtype) for _ in range(2))
+    for piece in _pieces(at, x):
+        place, i, j = at.place[piece], at.column[piece], at.rows[at.place[piece]]
+        p, slope = _weights(x, i, j, place_of[i], found, dtype)
+        assert slope is not None
+        dk.index_add_(0, place, slope[:, :, None] * x.q[i].to(dtype))
+        dv.index_add_(0, place, p[:, :, None] * x.grad[i].to(dtype))
+    return [dk, dv]
+
+
+def _softmax(at: Rows, x: Operands, dtype: torch.dtype) -> Softmax:
+    # pieces of edges, so that nothing of the size edges x width is ever made
+    size = (at.rows.numel(), x.q.size(1))
+    score = torch.empty(at.column.numel(), size[1], dtype=dtype, device=x.q.device)
+    top = torch.full(size, float("-inf"), dtype=dtype, device=x.q.device)
+    total, delta = torch.zeros_like(top), torch.zeros_like(top)
+    for piece in _pieces(at, x):
+        place = at.place[piece]
+        score[piece] = _dot(x.q, x.k, at.rows[place], at.column[piece], dtype) * x.q.size(2) ** -0.5
+        top.scatter_reduce_(0, place[:, None].expand(-1, size[1]), score[piece], "amax")
+    for piece in _pieces(at, x):
+        place = at.place[piece]
+        total.index_add_(0, place, (score[piece] - top[place]).exp())
+    if x.grad is not None:
+        for piece in _pieces(at, x):
+            place = at.place[piece]
+            p = (score[piece] - top[place]).exp() / total[place]
+            delta.index_add_(0, place, p * _dot(x.grad, x.v, at.rows[place], at.column[piece], dtype))
+    return Softmax(top, total, delta)
+
+
+def _weights(
+    x: Operands, i: Tensor, j: Tensor, place: Tensor, found: Softmax, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Weight of each edge (j to i) and head, and the loss's derivative in q_i . k_j."""
+    scale = x.q.size(2) ** -0.5
+    p = (_dot(x.q, x.k, i, j, dtype) * scale - found.top[place]).exp() / found.total[place]
+    if x.grad is None:
+        return p, None
+    return p, p * (_dot(x.grad, x.v, i, j, dtype) - found.delta[place]) * scale
+
+
+def _dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor:
+    return (a[i].to(dtype) * b[j].to(dtype)).sum(2)
+
+
+def _zeros(at: Rows, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(at.rows.numel(), *x.shape[1:], dtype=dtype, device=x.device)
+
+
+def _pieces(at: Rows, x: Operands) -> list[slice]:
+    step = max(1, _PIECE // x.q[0].numel())
+    return [slice(begin, begin + step) for begin in range(0, at.column.numel(), step)]
 
 
 class Expected(NamedTuple):

@@ -97,7 +97,7 @@ def test_files_stay_short() -> None:
         str(path.relative_to(ROOT)): lines
         for folder in ("graphfuse", "benchmarks", "tests")
         for path in (ROOT / folder).rglob("*.py")
-        if (lines := len(path.read_text().splitlines())) > (450 if folder == "tests" else 400)
+        if (lines := len(path.read_text().splitlines())) > 400
     }
     assert not long
 

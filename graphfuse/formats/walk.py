@@ -68,8 +68,16 @@ def copies(w: Walk) -> Tensor | None:
     """How many equal entries stand before each, ``int32[num_entries]``; ``None`` if no edge is repeated.
 
     Computed once for a walk; the first call waits for the GPU.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     if "copies" not in w.plans:
+        if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the counts of repeated edges, for dropout, would be built during CUDA graph capture; "
+                "run the same step once before, with dropout and backward"
+            )
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
         new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])

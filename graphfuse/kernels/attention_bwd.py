@@ -22,16 +22,32 @@ from torch import Tensor
 from graphfuse.formats.walk import Walk, Walks
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Shape
-from graphfuse.kernels.attention_tiles import exp, inverse, kept, slope, window_step
+from graphfuse.kernels.attention_tiles import (
+    LOG2_E,
+    exp,
+    group_tile,
+    inverse,
+    kept,
+    load_bits,
+    of_receivers,
+    rate_of,
+    signed,
+    slope,
+    window_step,
+)
+from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import dot, load_task
 
 
-# (maximum, 1 / sum, delta) of each row and head side by side, so that a gather touches one sector.
+# What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
+# precision the pair (LSE in base 2, delta), where the rounding of an LSE does the same to all weights of a row;
+# else (maximum, 1 / sum, delta, -).
 #   grid      (num_rows * groups,), groups of BLOCK_HEADS heads
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_delta_kernel(
-    stats_ptr, out_ptr, grad_ptr, softmax_ptr, num_rows, grad_stride,
+    stats_ptr, out_ptr, grad_ptr, softmax_ptr, num_rows,
+    GRAD_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
@@ -41,93 +57,122 @@ def _attention_delta_kernel(
     mask = (heads < HEADS)[:, None] & (offs_dim < DIM)[None, :]
     offs = heads[:, None] * DIM + offs_dim[None, :]
     out = tl.load(out_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
-    grad = tl.load(grad_ptr + row * grad_stride + offs, mask=mask, other=0.0).to(ACC)
+    grad = tl.load(grad_ptr + row * GRAD_STRIDE + offs, mask=mask, other=0.0).to(ACC)
     place, live = row * HEADS + heads, heads < HEADS
-    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=0.0)
-    tl.store(stats_ptr + place * 4, tl.load(softmax_ptr + place * 2, mask=live, other=0.0), mask=live)
-    tl.store(stats_ptr + place * 4 + 1, inverse(total), mask=live)
-    tl.store(stats_ptr + place * 4 + 2, tl.sum(out * grad, 1), mask=live)
+    top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
+    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
+    delta = tl.sum(out * grad, 1)
+    if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
+        tl.store(stats_ptr + place * 4, top, mask=live)
+        tl.store(stats_ptr + place * 4 + 1, inverse(total), mask=live)
+        tl.store(stats_ptr + place * 4 + 2, delta, mask=live)
+    else:
+        lse = top * LOG2_E + tl.log2(tl.where(total == 0, 1.0, total))
+        tl.store(stats_ptr + place * 2, lse, mask=live)
+        tl.store(stats_ptr + place * 2 + 1, delta, mask=live)
 
 
-# One head of 16 rows, tensor cores. The rows are receivers: (own, own_value) is (q, grad), and
-# (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are swapped, and dk
-# and dv come out.
-#   grid      (num_tasks * HEADS,), as the forward kernel
-#   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 4]
+# GROUP heads of 16 rows, tensor cores, below each other in one tile as in the forward kernel. The rows are
+# receivers: (own, own_value) is (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they
+# are sources, the pairs are swapped, and dk and dv come out.
+#   grid      (num_tasks * groups,), as the forward kernel
+#   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def _attention_bwd_window_kernel(
     first_ptr, second_ptr, partial_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
     own_ptr, own_value_ptr, other_ptr, other_value_ptr, stats_ptr, seed_ptr, num_tasks, num_rows,
-    own_stride, own_value_stride, other_stride, other_value_stride,
-    TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    ACC: tl.constexpr,
+    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    OTHER_VALUE_STRIDE: tl.constexpr,
+    TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0) // num_tasks
+    RATE: tl.constexpr = rate_of(SCALE)
+    head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows = window * 16 + tl.arange(0, 16)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask_dim = offs_dim < DIM
-    mask_row = rows < num_rows
-    mask = mask_row[:, None] & mask_dim[None, :]
-    own_ptr += head * DIM
-    own_value_ptr += head * DIM
-    other_ptr += head * DIM
-    other_value_ptr += head * DIM
-    stats_ptr += head * 4
+    rows, inner, heads, mask_dim, mask_own = group_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    offs_dim = head * DIM + tl.arange(0, BLOCK_DIM)
+    live_row = (rows < num_rows) & (heads < HEADS)
+    mask = (rows < num_rows)[:, None] & mask_own
     offs_row = rows[:, None].to(tl.int64)
-    own = tl.load(own_ptr + offs_row * own_stride + offs_dim[None, :], mask=mask, other=0.0)
-    own_value = tl.load(own_value_ptr + offs_row * own_value_stride + offs_dim[None, :], mask=mask, other=0.0)
+    own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim[None, :], mask=mask, other=0.0)
+    own = signed(own, SCALE)
+    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim[None, :], mask=mask, other=0.0)
     if not TRANSPOSED:
-        stats = stats_ptr + offs_row * HEADS * 4
-        top = tl.load(stats, mask=mask_row[:, None], other=0.0)
-        norm = tl.load(stats + 1, mask=mask_row[:, None], other=0.0)
-        delta = tl.load(stats + 2, mask=mask_row[:, None], other=0.0)
-    first = tl.zeros((16, BLOCK_DIM), dtype=ACC)
-    second = tl.zeros((16, BLOCK_DIM), dtype=ACC)
-    zeros = tl.zeros((16, COLUMNS), dtype=ACC)
+        stats = stats_ptr + (rows.to(tl.int64) * HEADS + heads)[:, None] * 2
+        lse = tl.load(stats, mask=live_row[:, None], other=0.0)
+        delta = tl.load(stats + 1, mask=live_row[:, None], other=0.0)
+    first = tl.zeros((GROUP * 16, BLOCK_DIM), dtype=ACC)
+    second = tl.zeros((GROUP * 16, BLOCK_DIM), dtype=ACC)
+    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        column, copy, valid = window_step(column_ptr, row_mask_ptr, copy_ptr, start, end, COLUMNS)
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS, ACC)
+        bits = next_bits
         offs_other = column[:, None].to(tl.int64)
-        offs = offs_other * other_stride + offs_dim[None, :]
+        offs = offs_other * OTHER_STRIDE + offs_dim[None, :]
         other = tl.load(other_ptr + offs, mask=mask_dim[None, :], other=0.0)
-        offs = offs_other * other_value_stride + offs_dim[None, :]
+        offs = offs_other * OTHER_VALUE_STRIDE + offs_dim[None, :]
         other_value = tl.load(other_value_ptr + offs, mask=mask_dim[None, :], other=0.0)
-        dst, src = rows[:, None], column[None, :]
         if TRANSPOSED:
-            dst, src = src, dst
-            stats = stats_ptr + dst.to(tl.int64) * HEADS * 4
-            top, norm, delta = tl.load(stats), tl.load(stats + 1), tl.load(stats + 2)
-        s = dot(own, tl.trans(other), zeros, ACC) * SCALE
-        p = tl.exp(tl.where(valid, s - top, float("-inf"))) * norm
-        dp = dot(own_value, tl.trans(other_value), zeros, ACC)
+            lse, delta = of_receivers(stats_ptr, column, head, HEADS, GROUP, COLUMNS)
+        s = dot(own, tl.trans(other), outside, ACC)
+        p = tl.exp2(s * RATE - lse)
         dropped = p
-        if DROPOUT > 0:
-            keep = kept(seed_ptr, dst, src, copy[None, :], head, DROPOUT)
+        if DROPOUT == 0:
+            # of a row with one edge this is 0 but for the rounding of sums, which half precision will not show
+            dp = dot(own_value, tl.trans(other_value), tl.broadcast_to(-delta, outside.shape), ACC)
+            ds = p * dp
+        else:
+            dp = dot(own_value, tl.trans(other_value), tl.zeros_like(outside), ACC)
+            dst, src = rows[:, None], column[None, :]
+            if TRANSPOSED:
+                dst, src = src, dst
+            keep = kept(seed_ptr, dst, src, copy[None, :], heads[:, None], DROPOUT)
             dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
             dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
-        ds = tl.where(valid, slope(p, dp, delta, False), 0.0)
-        first += dot(ds.to(other.dtype), other, tl.zeros_like(first), ACC)
+            ds = slope(p, dp, delta, False)
+        first = dot(ds.to(other.dtype), other, first, ACC)
         if TRANSPOSED:
-            second += dot(dropped.to(other_value.dtype), other_value, tl.zeros_like(second), ACC)
+            second = dot(dropped.to(other_value.dtype), other_value, second, ACC)
     first *= SCALE
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            parts = 2 if TRANSPOSED else 1
-            offs_slot = (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * HEADS + head
-            offs_slot = offs_slot[:, None] * DIM * parts + offs_dim[None, :]
-            tl.store(partial_ptr + offs_slot, first, mask=mask_dim[None, :])
+            PARTS: tl.constexpr = 2 if TRANSPOSED else 1
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * PARTS * DIM
+            offs_slot = offs_slot[:, None] + offs_dim[None, :]
+            tl.store(partial_ptr + offs_slot, first, mask=mask_own)
             if TRANSPOSED:
-                tl.store(partial_ptr + offs_slot + DIM, second, mask=mask_dim[None, :])
+                tl.store(partial_ptr + offs_slot + HEADS * DIM, second, mask=mask_own)
     if whole:
-        offs_out = (offs_row * HEADS + head) * DIM + offs_dim[None, :]
+        offs_out = offs_row * HEADS * DIM + offs_dim[None, :]
         tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
         if TRANSPOSED:
             tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr):
+    # what the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta)
+    if PRECISE:
+        norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
+        return tl.load(stats_ptr + place * 4, mask=mask, other=0.0), norm, tl.load(
+            stats_ptr + place * 4 + 2, mask=mask, other=0.0
+        )
+    lse = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
+    return lse, lse, tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
+
+
+@triton.jit
+def weight(s, top, norm, PRECISE: tl.constexpr):
+    # softmax of the score s, from what `load_stats` found
+    if PRECISE:
+        return exp(s - top, True) * norm
+    return tl.exp2(s * LOG2_E - top)
 
 
 # All heads of one row, plain multiply-adds; otherwise as the window kernel.
@@ -136,11 +181,13 @@ def _attention_bwd_window_kernel(
 def _attention_bwd_row_kernel(
     first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
     own_ptr, own_value_ptr, other_ptr, other_value_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
-    own_stride, own_value_stride, other_stride, other_value_stride,
+    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
     DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
     programs = num_tasks + num_rows
     pid = tl.program_id(0) % programs
     slot = -1
@@ -158,13 +205,11 @@ def _attention_bwd_row_kernel(
     mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
     offs_head = heads[:, None] * DIM + offs_dim[None, :]
     offs_row = tl.cast(row, tl.int64)
-    own = tl.load(own_ptr + offs_row * own_stride + offs_head, mask=mask, other=0.0).to(ACC)
-    own_value = tl.load(own_value_ptr + offs_row * own_value_stride + offs_head, mask=mask, other=0.0).to(ACC)
+    own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
     if not TRANSPOSED:
-        stats = stats_ptr + (offs_row * HEADS + heads)[None, :] * 4
-        top = tl.load(stats, mask=mask_head[None, :], other=0.0)
-        norm = tl.load(stats + 1, mask=mask_head[None, :], other=0.0)
-        delta = tl.load(stats + 2, mask=mask_head[None, :], other=0.0)
+        place = (offs_row * HEADS + heads)[None, :]
+        top, norm, delta = load_stats(stats_ptr, place, mask_head[None, :], PRECISE)
     first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
@@ -173,18 +218,15 @@ def _attention_bwd_row_kernel(
         column = tl.load(column_ptr + offs, mask=live, other=0)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
-        offs_gathered = offs_other * other_stride + offs_head[None, :, :]
+        offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]
         other = tl.load(other_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-        offs_gathered = offs_other * other_value_stride + offs_head[None, :, :]
+        offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
         other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
         if TRANSPOSED:
-            stats = stats_ptr + (column[:, None].to(tl.int64) * HEADS + heads[None, :]) * 4
-            live_head = live[:, None] & mask_head[None, :]
-            top = tl.load(stats, mask=live_head, other=0.0)
-            norm = tl.load(stats + 1, mask=live_head, other=0.0)
-            delta = tl.load(stats + 2, mask=live_head, other=0.0)
+            place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            top, norm, delta = load_stats(stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE)
         s = tl.sum(own[None, :, :] * other, 2) * SCALE
-        p = exp(tl.where(live[:, None], s - top, float("-inf"))) * norm
+        p = weight(tl.where(live[:, None], s, float("-inf")), top, norm, PRECISE)
         dp = tl.sum(own_value[None, :, :] * other_value, 2)
         dropped = p
         if DROPOUT > 0:
@@ -197,9 +239,7 @@ def _attention_bwd_row_kernel(
             keep = kept(seed_ptr, dst, src, copy[:, None], heads[None, :], DROPOUT)
             dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
             dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
-        ds = tl.where(
-            live[:, None], slope(p, dp, delta, own_ptr.dtype.element_ty.primitive_bitwidth > 16), 0.0
-        )
+        ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
         first += tl.sum(ds[:, :, None] * other, 0)
         if TRANSPOSED:
             second += tl.sum(dropped[:, :, None] * other_value, 0)
@@ -209,11 +249,10 @@ def _attention_bwd_row_kernel(
         whole = slot < 0
         if slot >= 0:
             parts = 2 if TRANSPOSED else 1
-            base = tl.cast(slot, tl.int64) * HEADS * DIM * parts
-            offs_slot = base + heads[:, None] * DIM * parts + offs_dim[None, :]
+            offs_slot = tl.cast(slot, tl.int64) * HEADS * DIM * parts + offs_head
             tl.store(partial_ptr + offs_slot, first, mask=mask)
             if TRANSPOSED:
-                tl.store(partial_ptr + offs_slot + DIM, second, mask=mask)
+                tl.store(partial_ptr + offs_slot + HEADS * DIM, second, mask=mask)
     if whole:
         offs_out = offs_row * HEADS * DIM + offs_head
         tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
@@ -223,7 +262,7 @@ def _attention_bwd_row_kernel(
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
-#   reads     partial ACC [num_slots, HEIGHT, HEADS, PARTS, DIM]
+#   reads     partial ACC [num_slots, HEIGHT, PARTS, HEADS, DIM]
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def _attention_bwd_merge_kernel(
     first_ptr, second_ptr, partial_ptr, merges_ptr, num_merges, num_rows,
@@ -240,7 +279,7 @@ def _attention_bwd_merge_kernel(
     for part in tl.static_range(PARTS):
         acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
         for slot in tl.range(begin, begin + count):
-            offs = ((tl.cast(slot, tl.int64) * HEIGHT + inner[:, None]) * HEADS + head) * PARTS + part
+            offs = ((tl.cast(slot, tl.int64) * HEIGHT + inner[:, None]) * PARTS + part) * HEADS + head
             acc += tl.load(partial_ptr + offs * DIM + offs_dim[None, :], mask=mask_dim[None, :], other=0.0)
         if part == 0:
             tl.store(first_ptr + offs_out, acc.to(first_ptr.dtype.element_ty), mask=mask)
@@ -257,13 +296,14 @@ def _plan(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, ...]
     heads, dim, scale, dropout, dtype = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     if w.row_mask is not None:
-        config = launch.attention_bwd_window(dim)
+        config = launch.attention_bwd_window(heads, dim, dropout > 0)
         structure: tuple[Tensor | None, ...] = (w.tasks, w.column, w.row_mask, copies)
-        rest: tuple[Any, ...] = (num_tasks, w.num_rows, *strides, transposed, heads, dim, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, acc)
-        main = Launch(_attention_bwd_window_kernel, num_tasks * heads, config.warps, structure, rest)
+        rest: tuple[Any, ...] = (num_tasks, w.num_rows, *strides, transposed, heads, dim, config.rows)
+        rest += (config.block_dim, config.step, config.stages, scale, dropout, acc)
+        programs = num_tasks * -(-heads // config.rows)
+        main = Launch(_attention_bwd_window_kernel, programs, config.warps, structure, rest)
     else:
-        config = launch.attention_bwd_row(heads, dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize)
         structure = (w.ptr, w.tasks, w.column, copies)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, scale, dropout, acc)
@@ -271,7 +311,7 @@ def _plan(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, ...]
         main = Launch(_attention_bwd_row_kernel, programs, config.warps, structure, rest)
     merge = None
     if w.num_slots > 0:
-        num_merges, block = w.merges.size(0), launch.attention_window(dim).block_dim
+        num_merges, block = w.merges.size(0), launch.attention_merge(dim)
         rest = (num_merges, w.num_rows, 2 if transposed else 1, heads, dim, block, w.height, acc)
         merge = Launch(_attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
     return _Plan(main, merge)
@@ -297,11 +337,11 @@ def attention_bwd(
     dq, dk, dv = (q.new_empty(tensor.shape) for tensor in (q, k, v))
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_()
-    stats = softmax.new_empty((*softmax.shape[:2], 4))
+    stats = softmax.new_empty((*softmax.shape[:2], 2 if shape.dtype in HALF else 4))
     plans = walks.forward.plans
     key: tuple[Any, ...] = ("attention_delta", shape, grad.stride(0))
     if key not in plans:
-        config, acc = launch.attention_row(shape.heads, shape.dim), accumulator(shape.dtype)
+        config, acc = launch.attention_row(shape.heads, shape.dim, shape.dtype.itemsize), accumulator(shape.dtype)
         rest = (out.size(0), grad.stride(0), shape.heads, shape.dim, config.rows, config.block_dim, acc)
         programs = out.size(0) * -(-shape.heads // config.rows)
         plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
@@ -322,7 +362,7 @@ def attention_bwd(
         partial = None
         if plan.merge is not None:
             parts = 1 if second is None else 2
-            partial = softmax.new_empty((w.num_slots * w.height, shape.heads, parts, shape.dim))
+            partial = softmax.new_empty((w.num_slots * w.height, parts, shape.heads, shape.dim))
         plan.main((first, second, partial), (*own, *other, stats, seed), aligned, index)
         if plan.merge is not None:
             plan.merge((first, second, partial), (), True, index)

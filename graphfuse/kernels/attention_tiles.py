@@ -4,20 +4,83 @@ import triton
 import triton.language as tl
 
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.constexpr_function
+def rate_of(scale):
+    # what an unscaled score, its sign apart, is multiplied with to be an exponent of 2
+    return (abs(scale) if scale != 0 else 1.0) * 1.4426950408889634
+
+
 @triton.jit
-def window_step(column_ptr, row_mask_ptr, copy_ptr, start, end, COLUMNS: tl.constexpr):
-    # Columns, copies and valid[16, COLUMNS] of one step over the entries of a window. Beyond the end the last
-    # entry is read again, so that no load needs a mask.
+def group_tile(
+    window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    # The GROUP * 16 rows of a tile, below each other for each head from `head` on: node, place in the window and
+    # head of each; which columns of the group's rows exist, and which of them are a tile row's own.
+    place, offs_dim = tl.arange(0, GROUP * 16), tl.arange(0, BLOCK_DIM)
+    inner = place % 16
+    mask_dim = offs_dim < GROUP * DIM
+    if HEADS % GROUP != 0:
+        mask_dim = mask_dim & (offs_dim < (HEADS - head) * DIM)
+    own = ((offs_dim // DIM)[None, :] == (place // 16)[:, None]) & mask_dim[None, :]
+    return window * 16 + inner, inner, head + place // 16, mask_dim, own
+
+
+@triton.jit
+def signed(x, SCALE: tl.constexpr):
+    # x times the sign of SCALE, so that a maximum can be taken before scores are scaled
+    if SCALE < 0:
+        x = -x
+    if SCALE == 0:
+        x = tl.zeros_like(x)
+    return x
+
+
+@triton.jit
+def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
+    # The row masks of one step, 0 beyond the end. They are loaded a step ahead: Triton pipelines no load of two
+    # bytes, and waiting for it took as long as the step.
     offs = start + tl.arange(0, COLUMNS)
-    live = offs < end
-    offs = tl.minimum(offs, end - 1)
+    return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)
+
+
+@triton.jit
+def window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS: tl.constexpr, ACC: tl.constexpr):
+    # One step over the entries of a window, whose rows have the places `inner` in it: columns, copies, and
+    # outside[rows, COLUMNS], 0 for an edge and -inf for none, to start a sum of scores from. Beyond the end the
+    # last column is read again, and no row uses it.
+    offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
-    bits = tl.load(row_mask_ptr + offs).to(tl.int32)
-    valid = (((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0) & live[None, :]
+    valid = ((bits.to(tl.int32)[None, :] >> inner[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
         copy = tl.load(copy_ptr + offs)
-    return column, copy, valid
+    return column, copy, tl.where(valid, 0.0, float("-inf")).to(ACC)
+
+
+@triton.jit
+def of_receivers(pair_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    # The pairs (LSE, delta) of the receivers in `column`, for each row of a tile that `group_tile` describes;
+    # a pair is one load of 8 bytes.
+    group = tl.arange(0, GROUP)[:, None]
+    pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + column[None, :].to(tl.int64) * HEADS + head + group
+    if HEADS % GROUP == 0:
+        pair = tl.load(pairs)
+    else:
+        pair = tl.load(pairs, mask=head + group < HEADS, other=0)
+    lse = pair.to(tl.int32).to(tl.float32, bitcast=True)
+    delta = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return per_row(lse, GROUP, COLUMNS), per_row(delta, GROUP, COLUMNS)
+
+
+@triton.jit
+def per_row(x, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    # x[GROUP, COLUMNS] as [rows, COLUMNS], the 16 rows of a head alike
+    if GROUP > 1:
+        x = tl.broadcast_to(x[:, None, :], (GROUP, 16, COLUMNS)).reshape(GROUP * 16, COLUMNS)
+    return x
 
 
 @triton.jit
@@ -36,15 +99,17 @@ def shift_of(top):
 
 
 @triton.jit
-def exp(x):
-    # The GPU has exp2 alone, and rounding x * log2(e) would cost float32 as many bits as x is large: what the
-    # product lost is put back. (Half precision would not see it.)
+def exp(x, PRECISE: tl.constexpr):
+    # The GPU has exp2 alone, and rounding x * log2(e) would cost float32 as many bits as x is large: PRECISE
+    # puts back what the product lost. Half precision would not see it.
     if x.dtype == tl.float64:
         return tl.exp(x)
-    t = x * 1.4426950408889634
-    lost = tl.fma(x, 1.4426950408889634, -t) + x * 1.925963033500149e-08  # log2(e) - float32(log2(e))
+    t = x * LOG2_E
     y = tl.exp2(t)
-    return tl.where(y > 0, y + y * (lost * 0.6931471805599453), 0.0)
+    if PRECISE:
+        lost = tl.fma(x, LOG2_E, -t) + x * 1.925963033500149e-08  # log2(e) - float32(log2(e))
+        y = tl.where(y == 0, 0.0, y + y * (lost * 0.6931471805599453))  # a NaN stays
+    return y
 
 
 @triton.jit

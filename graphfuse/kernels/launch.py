@@ -187,7 +187,7 @@ def attention_prefers_rows(
     dim: int,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether attention walks rows, all heads of one at a time, rather than windows, one head at a time.
+    """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
 
     Windows win in half precision, though a window computes 16 scores for each row of k that it reads, except
     where windows share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
@@ -195,36 +195,50 @@ def attention_prefers_rows(
     """
     if dtype not in HALF:
         return True
-    slivers = heads > 1 and dim * dtype.itemsize < 64 and num_edges <= 1.5 * num_entries
+    slivers = heads > 1 and dim * dtype.itemsize <= 64 and num_edges <= 1.5 * num_entries
     return slivers and 2 * num_cols * heads * dim * dtype.itemsize > _CACHED_BYTES
 
 
 @functools.cache
-def attention_window(dim: int) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`."""
-    width = _power_of_two(dim, 16)
-    return Config(width, 32, 2, 1 if width <= 64 else 4)
+def attention_window(heads: int, dim: int, dropout: bool) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the group of heads."""
+    group = attention_group(heads, dim)
+    width = _power_of_two(group * dim, 16)
+    if width <= 64:
+        return Config(width, 32, 3, 1, rows=group)
+    return Config(width, 32, 2, 4 if width > 128 or dropout or dim % 8 != 0 else 1)
 
 
 @functools.cache
-def attention_row(heads: int, dim: int) -> Config:
-    """Row kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the block of heads."""
+def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows``: the group of heads."""
+    group = attention_group(heads, dim)
+    width = _power_of_two(group * dim, 16)
+    warps = 1 if width <= 64 else 2 if width <= 128 and not dropout else 4
+    return Config(width, 32 if width <= 128 else 16, 3 if group > 1 else 2, warps, rows=group)
+
+
+def attention_group(heads: int, dim: int) -> int:
+    """Heads that a window program takes: two where one would read less than 64 bytes of a row."""
+    return 2 if heads > 1 and dim <= 16 else 1
+
+
+def attention_merge(dim: int) -> int:
+    """Columns of the merge kernels of attention."""
+    return _power_of_two(dim, 16)
+
+
+@functools.cache
+def attention_row(heads: int, dim: int, size: int) -> Config:
+    """Row kernels of attention, elements of ``size`` bytes; ``rows`` is the block of heads.
+
+    A step of one warp is one load of 16 bytes for each of its threads.
+    """
     block_dim = _power_of_two(dim)
     block_heads = min(_power_of_two(heads), max(1, 512 // block_dim))
     width = block_heads * block_dim
-    warps = 1 if width <= 64 else 4 if width <= 256 else 8
-    return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, rows=block_heads)
-
-
-@functools.cache
-def attention_bwd_window(dim: int) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`."""
-    width = _power_of_two(dim, 16)
-    return Config(width, 32 if 16 < width <= 128 else 16, 2, 1 if width <= 64 else 4)
-
-
-@functools.cache
-def attention_bwd_row(heads: int, dim: int) -> Config:
-    """Row kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the block of heads."""
-    forward = attention_row(heads, dim)
-    return forward._replace(step=max(4, forward.step // 2))
+    if size > 2:
+        warps = 1 if width <= 64 else 4 if width <= 256 else 8
+        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, rows=block_heads)
+    warps = max(1, width // 256)
+    return Config(block_dim, min(32, max(1, 256 // width)), 3, warps, rows=block_heads)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.jit import _overload_method as overload
-from torch.nn import Parameter
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
@@ -20,6 +19,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
+from graphfuse.nn._attention import is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -287,36 +287,13 @@ class TransformerConv(MessagePassing):
         """Query, key and value, and the skip connection if there is one."""
         names = ("lin_query", "lin_key", "lin_value", "lin_skip")
         layers: list[Any] = [self._modules[name] for name in names[: 4 if self.root_weight else 3]]
-        if torch.is_autocast_enabled(x_src.device.type) or not all(map(_is_plain, layers)):
+        if torch.is_autocast_enabled(x_src.device.type) or not all(map(is_plain, layers)):
             # one by one and in PyG's order, as lazy modules draw their weights now
             return [lin(x) for lin, x in zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)]
         if x_src is x_dst:
-            return _stacked(x_src, layers)
-        query, *skip = _stacked(x_dst, layers[::3])
-        return [query, *_stacked(x_src, layers[1:3]), *skip]
+            return stacked(x_src, layers)
+        query, *skip = stacked(x_dst, layers[::3])
+        return [query, *stacked(x_src, layers[1:3]), *skip]
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
-
-
-def _is_plain(lin: Any) -> bool:
-    """Whether ``lin`` is nothing but its weight and bias: not replaced, hooked, parametrised or lazy."""
-    if type(lin) is not Linear or "forward" in lin.__dict__:
-        return False
-    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
-        return False
-    weight, bias = lin._parameters.get("weight"), lin._parameters.get("bias")
-    # plain tensors: those of torch.func.functional_call
-    return type(weight) in (Parameter, Tensor) and (bias is None or type(bias) in (Parameter, Tensor))
-
-
-def _stacked(x: Tensor, layers: list[Any]) -> Sequence[Tensor]:
-    """Plain projections of ``x`` in one product; the results are column slices of it."""
-    weights = [lin._parameters["weight"] for lin in layers]
-    biases = [lin._parameters["bias"] for lin in layers]
-    fits = all(weight.dtype is x.dtype and weight.size(1) == x.size(1) for weight in weights)
-    if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
-        return [lin(x) for lin in layers]  # what does not fit is for the module to refuse
-    bias = None if biases[0] is None else torch.cat(biases)
-    # split, not slices: its backward is one concatenation
-    return F.linear(x, torch.cat(weights), bias).split([weight.size(0) for weight in weights], 1)

@@ -27,11 +27,14 @@ def vector(name: str, value: Tensor, length: int, device: torch.device) -> None:
         raise ValueError(f"`{name}` must have shape [{length}] (got {list(value.shape)})")
 
 
-def matrix(name: str, value: Tensor, rows: int, device: torch.device, dim: int | None = None) -> None:
-    """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any width."""
+def matrix(
+    name: str, value: Tensor, rows: int | None, device: torch.device | None, dim: int | None = None
+) -> None:
+    """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any."""
     strided(name, value, device)
-    if value.dim() != 2 or value.size(0) != rows or (dim is not None and value.size(1) != dim):
-        wanted = f"[{rows}, {'dim' if dim is None else dim}]"
+    fits = value.dim() == 2 and rows in (None, value.size(0)) and dim in (None, value.size(1))
+    if not fits:
+        wanted = f"[{'num_rows' if rows is None else rows}, {'dim' if dim is None else dim}]"
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 
 
@@ -49,12 +52,12 @@ def heads(name: str, value: Tensor, rows: int, device: torch.device, like: Tenso
         same_dtype(name, value, "q", like.dtype)
 
 
-def strided(name: str, value: Tensor, device: torch.device) -> None:
-    """Raises unless ``value`` is a strided float tensor on ``device``."""
+def strided(name: str, value: Tensor, device: torch.device | None) -> None:
+    """Raises unless ``value`` is a strided float tensor on ``device``; None: on any."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         got = type(value).__name__ if not isinstance(value, Tensor) else str(value.layout)
         raise ValueError(f"`{name}` must be a strided tensor (got {got})")
-    if value.device != device:
+    if device is not None and value.device != device:
         raise ValueError(
             f"`{name}` must be on {device} (got {value.device}); move it with .to({str(device)!r})"
         )

@@ -1,6 +1,8 @@
 """One plain-PyTorch definition per op: what tests, benchmarks and documentation compare with."""
 
 from graphfuse.reference.attention import sparse_attention as sparse_attention
+from graphfuse.reference.gate import gated_skip as gated_skip
+from graphfuse.reference.graph_transformer import GraphTransformerLayer as GraphTransformerLayer
 from graphfuse.reference.spmm import sddmm as sddmm
 from graphfuse.reference.spmm import spmm as spmm
 from graphfuse.reference.spmm import spmm_gemm as spmm_gemm

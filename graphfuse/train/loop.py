@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from tqdm import tqdm
 
 from graphfuse.train import models
 from graphfuse.train.config import TrainConfig
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -114,27 +116,55 @@ def _evaluate(model: torch.nn.Module, data: Data) -> Tensor:
     return accuracy
 
 
-def _capture(step: Callable[[], None], model: torch.nn.Module, optimizer: Any) -> Callable[[], None]:
-    """``step`` as a CUDA graph; training still starts from the parameters that were drawn."""
-    if not next(model.parameters()).is_cuda:
-        raise ValueError("`cuda_graph` must be false on a CPU (got true); set cuda_graph=false")
-    start = [parameter.detach().clone() for parameter in model.parameters()]
+def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
+    """``step`` as a CUDA graph: what is returned replays it.
+
+    Every replay does what ``step`` would have launched and overwrites the tensors that the capture returned,
+    which it returns again. Random numbers are drawn anew from PyTorch's generator of the device.
+
+    Args:
+        step: Launches the same work on every call and never waits for the GPU once it is warm. Tensors that
+            it reads keep their place: new inputs are written into them. An optimizer must be ``capturable``.
+        warmup: Calls that come first, on a stream of their own; they build what is built on first use (row
+            windows, compiled kernels, the optimizer's state) and change what ``step`` changes.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("capturing a CUDA graph needs a GPU (got none); call `step` itself")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
+        for _ in range(warmup):
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
+        result = step()
+
+    def replay(kept: Callable[[], T] = step) -> T:  # replay reads the memory that the step holds
+        graph.replay()
+        return result
+
+    return replay
+
+
+def _capture(step: Callable[[], None], model: torch.nn.Module, optimizer: Any) -> Callable[[], None]:
+    """``step`` as a CUDA graph; training still starts from the parameters that were drawn."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        raise ValueError("`cuda_graph` must be false on a CPU (got true); set cuda_graph=false")
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.cuda.device(device):
+        run = captured(step)
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), start, strict=True):
             parameter.copy_(value)
         for state in optimizer.state.values():
             for value in state.values():
                 value.zero_()
-    return graph.replay
+    return run
 
 
 class _Clock:

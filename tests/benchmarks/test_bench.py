@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,6 @@ FIELDS = {
     "p20_ms", "p50_ms", "p80_ms", "timer", "floor_ms", "peak_mib", "gb_per_s", "max_error", "limit", "path",
     "status", "message", "extra", "gpu", "torch", "triton", "cuda", "commit", "date",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    registered = dict(bench.REGISTRY)
-    graphs.load.cache_clear()
-    yield
-    bench.REGISTRY.clear()
-    bench.REGISTRY.update(registered)
 
 
 def problem(mode: str, scale: float = 1.0) -> Problem:
@@ -79,6 +72,15 @@ def test_cases_are_products_of_axes() -> None:
     assert cases(graphs=["z"]) == [("z", 1), ("z", 2)]
 
 
+def test_cases_of_one_graph_run_together() -> None:
+    made = a_bench(sweep=[{"graph": ("a", "b"), "dim": (1, 2)}, {"graph": ("a",), "dim": (2, 3)}])
+    assert [tuple(case.values()) for case in made.cases()] == [
+        ("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2),
+    ]  # fmt: skip
+    assert [case["graph"] for case in made.cases(["y", "z"])] == ["y"] * 3 + ["z"] * 3
+    assert made.cases(["y"], quick=True) == [{"graph": "y", "dim": 1}]
+
+
 @pytest.mark.parametrize("take_turns", [False, True])
 def test_every_outcome_is_a_row(take_turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFUSE_COMMIT", "c0ffee")
@@ -120,6 +122,54 @@ def fail_problem(**case: Any) -> Problem:
     raise OSError("no file")
 
 
+def test_record_of_a_problem_that_cannot_be_made_names_its_shape() -> None:
+    made = a_bench(problem=fail_problem, sweep=[{"graph": ("gone",), "shape": ((4, 32),)}])
+    (row,) = made.rows(made.cases()[0])
+    assert row.extra == {"shape": [4, 32]}
+
+
+@pytest.mark.parametrize("take_turns", [False, True])
+def test_provider_adds_to_its_record(take_turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_QUICK_ROUNDS", (1, 1))
+
+    def with_extra(scale: float, peak: int | None) -> Prepared:
+        return prepare(scale, 1.0)._replace(extra={} if peak is None else {"peak": peak})
+
+    def described(**case: Any) -> Problem:
+        made = problem("fwd")
+        return dataclasses.replace(made, facts=made.facts | {"extra": {"stand_in": True}})
+
+    providers = {name: functools.partial(with_extra, peak=peak) for name, peak in (("one", 7), ("two", None))}
+    made = a_bench(providers=providers, problem=described, take_turns=take_turns)
+    one, two = (row.extra for row in made.rows(made.cases()[0], quick=True))
+    assert one["peak"] == 7 and "peak" not in two
+    assert one["stand_in"] and two["stand_in"]
+    assert ("time over one" in one and "time over one" in two) == take_turns
+
+
+def test_nothing_of_a_failed_provider_is_kept_while_the_next_problem_is_made() -> None:
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def fill(scale: float) -> Prepared:
+        tensor = torch.ones(3)
+        cycle: list[Any] = [tensor]
+        cycle.append(cycle)  # only the garbage collector frees it
+        kept.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def next_problem(**case: Any) -> Problem:
+        assert not any(ref() is not None for ref in kept)
+        return problem("fwd")
+
+    made = a_bench(providers={"full": fill}, problem=next_problem)
+    gc.disable()
+    try:
+        rows = [row for case in made.cases()[:2] for row in made.rows(case)]
+    finally:
+        gc.enable()
+    assert len(kept) == 2 and {row.status for row in rows} == {"oom"}
+
+
 def test_quantiles() -> None:
     assert timing.quantiles([3.0]) == (3.0, 3.0, 3.0)
     assert timing.quantiles([float(i) for i in range(11)]) == (2.0, 5.0, 8.0)
@@ -152,16 +202,21 @@ def test_generated_graph_is_simple_symmetric_and_cached(device: torch.device) ->
         graphs.load("huge", device)
 
 
+@pytest.mark.parametrize("two", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize(("words", "blocks"), [(64, 2), (2, 1)])
 @pytest.mark.parametrize("rows", [False, True], ids=["windows", "rows"])
-def test_gather_reads_each_column_entry_once(rows: bool, device: torch.device) -> None:
+def test_gather_reads_each_column_entry_once(
+    rows: bool, words: int, blocks: int, two: bool, device: torch.device
+) -> None:
     windows = graphs.load("tiny", device).windows
     w = windows.row_walk() if rows else windows.walk()
-    x = torch.randint(1000, (w.num_cols, 64), dtype=torch.int32, device=device)
-    gathered = x[w.column.long()]
-    ways = {(config.by_task, config.block): config for config in floors.configs(w, 64)}
-    assert len(ways) == (2 if rows else 4)
+    x = torch.randint(1000, (w.num_cols, words), dtype=torch.int32, device=device)
+    y = torch.randint(1000, x.shape, dtype=torch.int32, device=device) if two else None
+    gathered = (x if y is None else x + y)[w.column.long()]
+    ways = {(config.by_task, config.block): config for config in floors.configs(w, words)}
+    assert len(ways) == blocks * (1 if rows else 2)
     for config in ways.values():
-        found = floors.gather(w, x, config)
+        found = floors.gather(w, x, config, y)
         assert torch.equal(found.sum(0), gathered.sum(0))
         if config.by_task:
             of_task = [gathered[begin:end].sum(0) for _, begin, end, _ in w.tasks.tolist()]

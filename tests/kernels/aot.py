@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import attention, attention_bwd, launch, linear, sddmm, spmm
+from graphfuse.kernels import attention, attention_bwd, gate, launch, linear, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -35,10 +35,37 @@ ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the a
 INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
     "row_mask_ptr": "*i16"
 }
-COUNTS = ("num_tasks", "num_rows", "num_loops", "num_merges", "num_grads", "num_splits", "split")
+COUNTS = (
+    "num_tasks",
+    "num_rows",
+    "num_loops",
+    "num_merges",
+    "num_grads",
+    "num_splits",
+    "num_slices",
+    "length",
+    "split",
+)
 NUMBERS = dict.fromkeys((*COUNTS, "weight_stride_out"), "i32")
-STRIDED = ("x", "a", "b", "left", "right", "grad", "q", "k", "v", "own", "own_value", "other", "other_value")
+STRIDED = (
+    "x",
+    "a",
+    "b",
+    "left",
+    "right",
+    "grad",
+    "out",
+    "skip",
+    "q",
+    "k",
+    "v",
+    "own",
+    "own_value",
+    "other",
+    "other_value",
+)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
+ROW_STRIDES = tuple(f"{name}_STRIDE" for name in ("Q", "K", "V", "OWN", "OWN_VALUE", "OTHER", "OTHER_VALUE"))
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
@@ -191,8 +218,10 @@ def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     modules = ((attention, forward, False), (attention_bwd, backward, False), (attention_bwd, backward, True))
     for (module, operands, transposed), rate in itertools.product(modules, (0.0, 0.5)):
         backwards = module is attention_bwd
-        rows = launch.attention_bwd_row(heads, dim) if backwards else launch.attention_row(heads, dim)
-        windows = launch.attention_bwd_window(dim) if backwards else launch.attention_window(dim)
+        rows = launch.attention_row(heads, dim, 4 if dtype == "fp32" else 2)
+        windows = (launch.attention_bwd_window if backwards else launch.attention_window)(
+            heads, dim, rate > 0
+        )
         prefix = "_attention_bwd" if backwards else "_attention"
         configs = {"row": rows} if dtype == "fp32" else {"row": rows, "window": windows}
         for kind, config in configs.items():
@@ -201,6 +230,7 @@ def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "HEADS": heads,
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
+                "GROUP": config.rows,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
@@ -209,11 +239,24 @@ def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "DROPOUT": rate,
                 "ACC": tl.float32,
             }
+            constants |= dict.fromkeys(ROW_STRIDES, heads * dim)
             kernel = getattr(module, f"{prefix}_{kind}_kernel")
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{transposed}]"
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             yield Case(name, kernel, given, constants, config.warps)
+
+
+def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
+    config, name = gate.gate(dim), f"[{dtype}-{dim}]"
+    tensors = ("y_ptr", "do_ptr", "ds_ptr", "grad_ptr", "out_ptr", "skip_ptr", "weight_ptr")
+    operands = dict.fromkeys((*tensors, "dw_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
+    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
+    for kernel in (gate._gate_kernel, gate._gate_bwd_kernel):
+        yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+    kernel, acc = gate._gate_merge_kernel, {"WIDTH": 3 * dim, "ACC": tl.float32}
+    constants = {"BLOCK": gate.MERGE_BLOCK, "SLICES": gate.MERGE_SLICES}
+    yield Case(kernel.__name__ + name, kernel, operands, acc | constants, config.merge_warps)
 
 
 def cases() -> Iterator[Case]:
@@ -240,6 +283,8 @@ def cases() -> Iterator[Case]:
             yield from sparse_attention(dtype, heads, dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):
             yield from linear_map(dtype, left, right)
+        for dim in (1, 64, 602, 2048, 4096):
+            yield from gated_skip(dtype, dim)
 
 
 if __name__ == "__main__":

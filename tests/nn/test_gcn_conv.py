@@ -351,52 +351,6 @@ def test_plain_edge_index_is_windowed_once(device: torch.device, monkeypatch: py
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # the leaves saw the warm-up's stream
-def test_capture_and_replay() -> None:
-    edge_index, _ = GRAPHS["self_loops"]("cuda")
-    layer = GCNConv(4, 3).cuda()
-    x = torch.randn(37, 4, device="cuda", requires_grad=True)
-
-    def step() -> tuple[Tensor, ...]:
-        out = layer(x, edge_index)
-        return out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert all(map(torch.equal, captured, step()))
-
-
-@pytest.mark.gpu
-def test_no_synchronisation_after_the_first_call() -> None:
-    edge_index, _ = GRAPHS["self_loops"]("cuda")
-    weight = torch.rand(edge_index.size(1), device="cuda", requires_grad=True)
-    layers = [GCNConv(4, 4).cuda(), GCNConv(4, 4, cached=True).cuda(), GCNConv(4, 4, normalize=False).cuda()]
-    x = torch.randn(37, 4, device="cuda", requires_grad=True)
-
-    def step() -> None:
-        for layer in layers:
-            layer(x, edge_index).sum().backward()
-        layers[0](x, edge_index, weight).sum().backward()
-
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
 def test_repeated_runs_are_bitwise_equal() -> None:
     torch.use_deterministic_algorithms(False)
     edge_index, _ = GRAPHS["hub"]("cuda")

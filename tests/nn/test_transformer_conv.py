@@ -20,85 +20,19 @@ import graphfuse
 from graphfuse import RowWindows
 from graphfuse.nn import TransformerConv
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.testing import GRAPHS, check
+from graphfuse.testing import GRAPHS
+from tests.nn._transformer import pair
 
 NO_FEATURES = "the edges have features (edge_attr or edge_dim), which do not fuse yet"
 NO_RATE = "dropout is 1.0; the kernels take rates from 0 to below 1"
 NO_WEIGHTS = "return_attention_weights is set; a fused layer never stores the weights"
 
-# heads, width, concat, beta, bias, root_weight, reversed flow, a pair of features: each two values meet
-PAIRWISE = [
-    (1, 8, 0, 0, 1, 1, 0, 0),
-    (1, 16, 1, 1, 0, 0, 1, 1),
-    (3, 7, 0, 1, 1, 0, 0, 1),
-    (4, 7, 1, 0, 0, 1, 1, 0),
-    (4, 1, 1, 1, 1, 1, 0, 1),
-    (3, 1, 0, 0, 0, 0, 0, 0),
-    (3, 16, 0, 0, 1, 1, 1, 1),
-    (4, 8, 0, 1, 0, 0, 1, 0),
-    (3, 8, 1, 1, 0, 1, 1, 1),
-    (4, 16, 0, 1, 1, 0, 0, 0),
-    (1, 1, 0, 1, 0, 0, 1, 0),
-    (1, 7, 0, 1, 1, 1, 0, 0),
-    (3, 8, 1, 0, 1, 1, 0, 0),
-    (4, 8, 1, 1, 1, 1, 0, 1),
-]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"heads": 3, "concat": False, "beta": True},
     {"heads": 2, "bias": False, "root_weight": False, "beta": True},
     {"edge_dim": 3, "dropout": 0.5, "flow": "target_to_source"},
 ]
-
-
-def pair(channels: Any, width: int, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
-    theirs = pyg.TransformerConv(channels, width, **options).to(device, dtype)
-    ours = TransformerConv(channels, width, **options).to(device, dtype)
-    ours.load_state_dict(theirs.state_dict())  # strict, and back
-    theirs.load_state_dict(ours.state_dict())
-    return ours, theirs
-
-
-def call(layer: torch.nn.Module, edge_index: Any, **values: Tensor) -> Tensor:
-    """The layer in the dtype of its inputs, parameters and features as arguments."""
-    x: Any = tuple(values.pop(name) for name in ("x_src", "x_dst", "x") if name in values)
-    layer = copy.deepcopy(layer).to(x[0].dtype)
-    parameters = {name.replace("__", "."): value for name, value in values.items()}
-    out = torch.func.functional_call(layer, parameters, (x if len(x) == 2 else x[0], edge_index))
-    assert not path_taken(layer)  # PyG's has none, ours must be empty
-    return out
-
-
-def compare_with_pyg(graph: str, device: torch.device, dtype: torch.dtype, case: tuple[int, ...]) -> None:
-    edge_index, (num_src, num_dst) = GRAPHS[graph](device)
-    heads, width, *flags, backwards, two = case
-    options = dict(zip(("concat", "beta", "bias", "root_weight"), map(bool, flags), strict=True))
-    if backwards:
-        options["flow"], edge_index = "target_to_source", edge_index.flip(0)
-    two = two or num_src != num_dst
-    ours, theirs = pair((13, 18) if two else 13, width, device, dtype, heads=heads, **options)
-    inputs = {name.replace(".", "__"): value for name, value in theirs.named_parameters()}
-    shapes = {"x_src": (num_src, 13), "x_dst": (num_dst, 18)} if two else {"x": (num_src, 13)}
-    for name, shape in shapes.items():
-        inputs[name] = torch.randn(shape, device=device).to(dtype).requires_grad_()
-    check(functools.partial(call, ours, edge_index), functools.partial(call, theirs, edge_index), inputs)
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_outputs_and_gradients_equal_pyg(graph: str, device: torch.device) -> None:
-    case = PAIRWISE[list(GRAPHS).index(graph)]
-    compare_with_pyg(graph, device, torch.float32, case)
-
-
-@pytest.mark.parametrize("case", PAIRWISE, ids=str)
-def test_options(case: tuple[int, ...], device: torch.device) -> None:
-    compare_with_pyg("repeated", device, torch.float32, case)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", [*PAIRWISE[3:5], PAIRWISE[6]], ids=str)
-def test_half_precision(dtype: torch.dtype, case: tuple[int, ...], device: torch.device) -> None:
-    compare_with_pyg("self_loops", device, dtype, case)
 
 
 @pytest.mark.parametrize("method", ["__init__", "forward"])
@@ -404,47 +338,3 @@ def test_compile_takes_pygs_path_without_a_break(device: torch.device) -> None:
     x = torch.randn(33, 4, device=device)
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index))
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # the leaves saw the warm-up's stream
-def test_capture_and_replay() -> None:
-    edge_index, _ = GRAPHS["self_loops"]("cuda")
-    layer = TransformerConv(4, 3, heads=2, beta=True).cuda()
-    x = torch.randn(37, 4, device="cuda", requires_grad=True)
-
-    def step() -> tuple[Tensor, ...]:
-        out = layer(x, edge_index)
-        return out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert all(map(torch.equal, captured, step()))
-
-
-@pytest.mark.gpu
-def test_no_synchronisation_after_the_first_call() -> None:
-    edge_index, _ = GRAPHS["self_loops"]("cuda")
-    layers = [TransformerConv(4, 4, **options).cuda() for options in (*OPTIONS[:3], {"dropout": 0.5})]
-    x = torch.randn(37, 4, device="cuda", requires_grad=True)
-
-    def step() -> None:
-        for layer in layers:
-            layer(x, edge_index).sum().backward()
-
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, check
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -61,6 +62,19 @@ def test_output_and_gradients_match_definition(
         dtype = torch.float16  # windows take half precision alone: another turn of it
     heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][turn % 4]
     check_attention(graph, device, dtype, heads, dim)
+
+
+@pytest.mark.parametrize("heads_dim", [(3, 8), (5, 7), (2, 16)], ids=str)
+def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> None:
+    assert launch.attention_group(*heads_dim) == 2
+    for dropout in (0.0, 0.3):
+        seed = torch.tensor([9], device=device)
+        check_attention("ragged", device, torch.float16, *heads_dim, dropout=dropout, seed=seed)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_scales(scale: float, walked: str, device: torch.device) -> None:
+    check_attention("ragged", device, narrow(walked), 2, 8, scale=scale)
 
 
 @pytest.mark.parametrize("heads_dim", [(1, 33), (1, 100), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
@@ -128,6 +142,24 @@ def test_rows_without_edges_are_zero_with_finite_gradients(walked: str, device: 
     grads = torch.autograd.grad(out.square().sum(), list(given.values()))
     assert all(grad.isfinite().all() for grad in grads)
     assert not grads[0][empty].any()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_inf_reach_their_neighbours_alone(
+    value: float, dropout: float, walked: str, device: torch.device
+) -> None:
+    windows, edge_index, given = draw("self_loops", device, narrow(walked), 3, 8)
+    options = {"dropout": dropout, "seed": torch.tensor([5], device=device)}
+    for name in "qkv":
+        with torch.no_grad():
+            spoiled = {other: tensor.clone() for other, tensor in given.items()}
+            spoiled[name][11, 1, 2] = value
+            out = ops.sparse_attention(**spoiled, windows=windows, **options)
+            wanted = reference.sparse_attention(edge_index, **spoiled, **options)
+        reached = int((~wanted.isfinite()).sum())
+        assert (value == value or reached > 0) and reached < wanted.numel() // 2
+        torch.testing.assert_close(out, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
 def test_strided_rows_and_gradients(device: torch.device) -> None:

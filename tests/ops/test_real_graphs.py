@@ -92,16 +92,16 @@ def check(name: str, root: Path | None, dtype: torch.dtype, dim: int) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["musae-github", "ego-twitter", "dblp-2010"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["musae-github", "ego-twitter", "dblp-2010"])  # last: one is held at a time
 def test_as_exact_as_pyg(name: str, dim: int, dtype: torch.dtype, data_root: Path) -> None:
     check(name, data_root, dtype, dim)
 
 
-@pytest.mark.parametrize("name", ["uniform-1m-12m", "hubs"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["uniform-1m-12m", "hubs"])
 def test_as_exact_as_pyg_on_generated_graphs(name: str, dim: int, dtype: torch.dtype) -> None:
     check(name, None, dtype, dim)
 
@@ -124,9 +124,9 @@ def check_repeats(edge_index: Tensor, windows: RowWindows, dtype: torch.dtype, d
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["musae-github", "dblp-2010"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["musae-github", "dblp-2010"])
 def test_bitwise_repeatable(name: str, dim: int, dtype: torch.dtype, data_root: Path) -> None:
     check_repeats(*graph(name, data_root), dtype, dim)
 

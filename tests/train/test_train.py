@@ -127,6 +127,20 @@ def test_capture_is_refused_on_a_cpu() -> None:
         loop.train(dataclasses.replace(settings, cuda_graph=True), data, progress=False)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+def test_capturing_without_a_gpu_says_so() -> None:
+    with pytest.raises(RuntimeError, match="capturing a CUDA graph needs a GPU"):
+        loop.captured(lambda: None)
+
+
+@pytest.mark.gpu
+def test_a_capture_returns_what_its_step_returns() -> None:
+    count = torch.zeros(1, device="cuda")
+    replay = loop.captured(lambda: count.add_(1).clone(), warmup=2)
+    assert [replay().item() for _ in range(3)] == [3.0, 4.0, 5.0]  # the capture itself computes nothing
+    assert replay() is replay()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layers", ["graphfuse", "pyg"])
 def test_captured_training_learns_as_well(layers: str) -> None:

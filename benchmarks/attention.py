@@ -1,0 +1,144 @@
+"""Sparse attention, forward and backward, in one head and in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import floors, graphs, peers, truth
+from benchmarks.baselines import PygAttention
+from benchmarks.bench import Bench, Prepared, Problem, device, machine
+from graphfuse import RowWindows, ops
+from graphfuse.kernels import launch
+from graphfuse.kernels.device import kernel_problem
+
+_GRAPHS = (
+    "cora", "pubmed", "github", "blogcatalog3", "ego-twitter", "dblp-2010", "uniform-1m-12m", "reddit",
+    "products", "uniform-2.4m-124m",
+)  # fmt: skip
+_SHAPES = ((1, 64), (1, 128), (4, 32), (8, 16))  # heads, head_dim
+_MODES = ("fwd", "fwd+bwd")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What providers are given."""
+
+    graph: graphs.Graph
+    operands: truth.Operands
+
+    def run(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], path: str = "-") -> Prepared:
+        """``attention`` of q, k and v and, with a gradient of the output, theirs."""
+        *inputs, grad = self.operands
+        q, k, v = (x.detach().requires_grad_(grad is not None) for x in inputs)
+
+        def call() -> Sequence[Tensor]:
+            out = attention(q, k, v)
+            if grad is None:
+                return (out,)
+            return out.detach(), *torch.autograd.grad(out, (q, k, v), grad)
+
+        return Prepared(call, call, path)
+
+
+def _problem(graph: str, shape: tuple[int, int], dtype: torch.dtype, mode: str) -> Problem:
+    loaded = graphs.load(graph, device())
+    random = torch.Generator(device()).manual_seed(0)
+    size = (loaded.num_nodes, *shape)
+    q, k, v, grad = (torch.randn(size, device=device(), generator=random).to(dtype) for _ in range(4))
+    backward = mode == "fwd+bwd"
+    operands = truth.Operands(q, k, v, grad if backward else None)
+    expected = _expected(loaded, operands)
+    windows = loaded.windows
+    rows = launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
+    facts = loaded.facts(dtype)
+    facts["extra"] |= _yardsticks(loaded, rows, shape, dtype, mode)
+    floor_ms = None
+    if device().type == "cuda":
+        floor_ms = floors.attention_ms(windows, rows, *shape, dtype, backward)
+    return Problem(
+        facts=facts | {"heads": shape[0], "head_dim": shape[1], "mode": mode},
+        inputs=Inputs(loaded, operands),
+        device=device(),
+        check=lambda results: truth.worst(expected, results),
+        floor_ms=floor_ms,
+        bytes_moved=_bytes_moved(windows, rows, shape, dtype, backward),
+    )
+
+
+def _expected(graph: graphs.Graph, operands: truth.Operands) -> list[truth.Expected]:
+    """The output and, with a gradient, dq, dk and dv, on a sample of their rows."""
+    source, target = graph.edge_index
+    at = truth.sample(target, source, graph.num_nodes)
+    both = [truth.attention(at, operands, to) for to in (torch.float64, operands.q.dtype)]
+    found = [
+        truth.Expected(exact, rounded, at.rows, factor)
+        for exact, rounded, factor in zip(*both, (2.0, 3.0), strict=False)
+    ]
+    if operands.grad is not None:
+        at = truth.sample(source, target, graph.num_nodes)
+        both = [
+            truth.attention_transposed(at, target, source, operands, to)
+            for to in (torch.float64, operands.q.dtype)
+        ]
+        found += [truth.Expected(exact, rounded, at.rows, 3.0) for exact, rounded in zip(*both, strict=True)]
+    return found
+
+
+def _yardsticks(
+    graph: graphs.Graph, rows: bool, shape: tuple[int, int], dtype: torch.dtype, mode: str
+) -> dict[str, Any]:
+    """Peers' times, and the gathers that the floor is made of beside the best that was recorded with them."""
+    found: dict[str, Any] = {}
+    if dtype is torch.float16:
+        case = (machine()["gpu"], graph.name, *shape)
+        found = {"peers": peers.times(*case, mode), "recorded_gather_ms": peers.gather_ms(*case)}
+    if device().type == "cuda":
+        row_bytes = shape[0] * shape[1] * dtype.itemsize
+        found["gather_ms"] = floors.gather_ms(graph.windows, rows, row_bytes)
+        found["gather_kv_ms"] = floors.gather_kv_ms(graph.windows, rows, row_bytes)
+    return {key: value for key, value in found.items() if value}
+
+
+def _bytes_moved(
+    windows: RowWindows, rows: bool, shape: tuple[int, int], dtype: torch.dtype, backward: bool
+) -> int:
+    # a row of two matrices per entry and pass, the structure in each pass, what is streamed
+    heads, dim = shape
+    gathered = windows.num_edges if rows else windows.num_entries
+    row_bytes = heads * dim * dtype.itemsize
+    moved = gathered * (2 * row_bytes + (4 if rows else 6)) * (3 if backward else 1)
+    if backward:
+        moved += gathered * 8 * heads
+    return moved + (11 if backward else 2) * windows.shape[0] * row_bytes
+
+
+def _graphfuse(i: Inputs) -> Prepared:
+    windows = i.graph.windows
+    path = "fused" if kernel_problem(i.operands.q.device, i.operands.q.dtype) is None else "generic"
+    return i.run(lambda q, k, v: ops.sparse_attention(q, k, v, windows), path)
+
+
+def _pyg(i: Inputs) -> Prepared:
+    layer = PygAttention()
+    return i.run(lambda q, k, v: layer(q, k, v, i.graph.edge_index))
+
+
+Bench(
+    name="attention",
+    sweep=[
+        {"graph": _GRAPHS, "shape": _SHAPES, "dtype": (torch.float16,), "mode": _MODES},
+        {
+            "graph": ("github", "ego-twitter", "reddit"),
+            "shape": ((1, 64), (4, 32)),
+            "dtype": (torch.bfloat16, torch.float32),
+            "mode": _MODES,
+        },
+    ],
+    problem=_problem,
+    providers={"graphfuse": _graphfuse, "pyg": _pyg},
+)

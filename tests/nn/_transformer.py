@@ -1,0 +1,73 @@
+"""What the tests of TransformerConv share: a pair of layers, and their comparison on a hostile graph."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+from graphfuse.nn import TransformerConv
+from graphfuse.nn._dispatch import path_taken
+from graphfuse.testing import GRAPHS, assert_close, compare
+
+
+class Options(NamedTuple):
+    """What a layer and its input vary in besides graph, heads, channels and dtype."""
+
+    concat: bool = True
+    beta: bool = False
+    bias: bool = True
+    root_weight: bool = True
+    backwards: bool = False  # flow='target_to_source'
+    two: bool = False  # a pair of features; a bipartite graph always gets one
+
+
+def pair(channels: Any, width: int, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
+    theirs = pyg.TransformerConv(channels, width, **options).to(device, dtype)
+    ours = TransformerConv(channels, width, **options).to(device, dtype)
+    ours.load_state_dict(theirs.state_dict())  # strict, and back
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def call(layer: torch.nn.Module, edge_index: Any, **values: Tensor) -> Tensor:
+    """The layer in the dtype of its inputs, parameters and features as arguments."""
+    x: Any = tuple(values.pop(name) for name in ("x_src", "x_dst", "x") if name in values)
+    layer = copy.deepcopy(layer).to(x[0].dtype)
+    parameters = {name.replace("__", "."): value for name, value in values.items()}
+    out = torch.func.functional_call(layer, parameters, (x if len(x) == 2 else x[0], edge_index))
+    assert not path_taken(layer)  # PyG's has none, ours must be empty
+    return out
+
+
+def compare_with_pyg(
+    graph: str, device: torch.device, dtype: torch.dtype, heads: int, channels: int, options: Options
+) -> None:
+    """Output and the gradients of every input and projection, ``channels`` to a head.
+
+    Weight and bias of a projection are one gradient: that of a bias may be a single number, and how far PyG
+    rounds a single number is a matter of luck.
+    """
+    edge_index, (num_src, num_dst) = GRAPHS[graph](device)
+    *flags, backwards, two = options
+    arguments: dict[str, Any] = dict(zip(Options._fields, flags, strict=False))
+    if backwards:
+        arguments["flow"], edge_index = "target_to_source", edge_index.flip(0)
+    two = two or num_src != num_dst
+    ours, theirs = pair((13, 18) if two else 13, channels, device, dtype, heads=heads, **arguments)
+    inputs = {name.replace(".", "__"): value for name, value in theirs.named_parameters()}
+    shapes = {"x_src": (num_src, 13), "x_dst": (num_dst, 18)} if two else {"x": (num_src, 13)}
+    for name, shape in shapes.items():
+        inputs[name] = torch.randn(shape, device=device).to(dtype).requires_grad_()
+    found: dict[str, list[tuple[Tensor, ...]]] = {}
+    for name, *values in compare(
+        functools.partial(call, ours, edge_index), functools.partial(call, theirs, edge_index), inputs
+    ):
+        found.setdefault(name.split("__")[0], []).append(tuple(value.flatten() for value in values))
+        assert values[0].shape == values[1].shape
+    for name, parts in found.items():
+        assert_close(name, *map(torch.cat, zip(*parts, strict=True)))
