@@ -69,7 +69,7 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
     if weight is not None:
         per_pass += weight.nbytes
     return Problem(
-        facts=_facts(loaded, dtype) | {"heads": 1, "head_dim": head_dim, "mode": mode},
+        facts=loaded.facts(dtype) | {"heads": 1, "head_dim": head_dim, "mode": mode},
         inputs=Inputs(loaded, x, weight, cotangent if backward else None),
         device=device(),
         check=lambda results: truth.worst(expected, results),
@@ -85,16 +85,6 @@ def _weighted_problem(**case: Any) -> Problem:
 def _expected(at: truth.Rows, x: Tensor, weight: Tensor | None, factor: float) -> truth.Expected:
     exact = truth.row_sum(at, x, weight, torch.float64)
     return truth.Expected(exact, truth.row_sum(at, x, weight, x.dtype), at.rows, factor)
-
-
-def _facts(graph: graphs.Graph, dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        "graph": graph.name,
-        "num_nodes": graph.num_nodes,
-        "num_edges": graph.num_edges,
-        "dtype": str(dtype).removeprefix("torch."),
-        "extra": {"stand_in": True} if graph.name in graphs.STAND_INS else {},
-    }
 
 
 def _path(x: Tensor) -> str:
@@ -171,7 +161,7 @@ def _layer_problem(graph: str, shape: tuple[int, int], dtype: torch.dtype, mode:
         for to in (torch.float64, dtype)
     )
     expected = truth.Expected(exact, rounded, at.rows, 2.0)
-    facts = _facts(loaded, dtype) | {"heads": 1, "head_dim": out_dim, "mode": mode}
+    facts = loaded.facts(dtype) | {"heads": 1, "head_dim": out_dim, "mode": mode}
     facts["extra"] = facts["extra"] | {"in_dim": dim}
     return Problem(
         facts=facts,

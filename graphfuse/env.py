@@ -60,7 +60,7 @@ def layers(device: torch.device) -> dict[str, list[str]]:
     """Why each layer would not fuse for an ordinary float32 input on ``device``; empty: it fuses."""
     edge_index = torch.tensor([[0, 1], [1, 0]], device=device)
     x = torch.ones(2, 4, device=device)
-    kinds = (graphfuse.nn.GCNConv, graphfuse.nn.TransformerConv)
+    kinds = (graphfuse.nn.GCNConv, graphfuse.nn.TransformerConv, graphfuse.nn.GraphTransformerLayer)
     return {kind.__name__: graphfuse.why_not(kind(4, 4).to(device), x, edge_index) for kind in kinds}
 
 

@@ -19,7 +19,8 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["graphfuse"] == graphfuse.__version__
-    assert found["layers"] == {"GCNConv": [], "TransformerConv": []}  # with a GPU, or the interpreter
+    wanted = {"GCNConv": [], "TransformerConv": [], "GraphTransformerLayer": []}
+    assert found["layers"] == wanted  # with a GPU, or the interpreter
     assert found["kernel_cache"]["path"]
     assert main(["env"]) == 0
     text = capsys.readouterr().out

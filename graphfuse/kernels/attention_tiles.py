@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -17,8 +16,8 @@ def rate_of(scale):
 def group_tile(
     window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):
-    # The GROUP * 16 rows of a tile, below each other for each head from `head` on: node, place in the window and
-    # head of each; which columns of the group's rows exist, and which of them are a tile row's own.
+    # The GROUP * 16 rows of a tile, below each other for each head from `head` on: node, place in the window
+    # and head of each; which columns of the group's rows exist, and which of them are a tile row's own.
     place, offs_dim = tl.arange(0, GROUP * 16), tl.arange(0, BLOCK_DIM)
     inner = place % 16
     mask_dim = offs_dim < GROUP * DIM
@@ -40,8 +39,7 @@ def signed(x, SCALE: tl.constexpr):
 
 @triton.jit
 def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
-    # The row masks of one step, 0 beyond the end. They are loaded a step ahead: Triton pipelines no load of two
-    # bytes, and waiting for it took as long as the step.
+    # The row masks of one step, 0 beyond the end; loaded a step ahead, as Triton pipelines no such load.
     offs = start + tl.arange(0, COLUMNS)
     return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)
 
@@ -49,8 +47,8 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
 @triton.jit
 def window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS: tl.constexpr, ACC: tl.constexpr):
     # One step over the entries of a window, whose rows have the places `inner` in it: columns, copies, and
-    # outside[rows, COLUMNS], 0 for an edge and -inf for none, to start a sum of scores from. Beyond the end the
-    # last column is read again, and no row uses it.
+    # outside[rows, COLUMNS], 0 for an edge and -inf for none, to start a sum of scores from. Beyond the end
+    # the last column is read again, and no row uses it.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     valid = ((bits.to(tl.int32)[None, :] >> inner[:, None]) & 1) != 0
@@ -66,10 +64,8 @@ def of_receivers(pair_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexp
     # a pair is one load of 8 bytes.
     group = tl.arange(0, GROUP)[:, None]
     pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + column[None, :].to(tl.int64) * HEADS + head + group
-    if HEADS % GROUP == 0:
-        pair = tl.load(pairs)
-    else:
-        pair = tl.load(pairs, mask=head + group < HEADS, other=0)
+    mask = None if HEADS % GROUP == 0 else head + group < HEADS
+    pair = tl.load(pairs, mask=mask)
     lse = pair.to(tl.int32).to(tl.float32, bitcast=True)
     delta = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return per_row(lse, GROUP, COLUMNS), per_row(delta, GROUP, COLUMNS)

@@ -22,6 +22,9 @@ _CACHED_BYTES = 48_000_000
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
 _FULL = 4224
 
+# Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
+_MAX_EDGE_TILE = 4096
+
 # Rows of a slice of a linear map's gradient.
 LINEAR_GRAD_ROWS = 256
 
@@ -211,7 +214,7 @@ def attention_window(heads: int, dim: int, dropout: bool) -> Config:
 
 @functools.cache
 def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows``: the group of heads."""
+    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward."""
     group = attention_group(heads, dim)
     width = _power_of_two(group * dim, 16)
     warps = 1 if width <= 64 else 2 if width <= 128 and not dropout else 4
@@ -229,16 +232,29 @@ def attention_merge(dim: int) -> int:
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int) -> Config:
-    """Row kernels of attention, elements of ``size`` bytes; ``rows`` is the block of heads.
+def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
+    """Row kernels of attention, elements of ``size`` bytes.
 
-    A step of one warp is one load of 16 bytes for each of its threads.
+    ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
+    heads in one program. In half precision a step of one warp is one load of 16 bytes a thread.
     """
-    block_dim = _power_of_two(dim)
-    block_heads = min(_power_of_two(heads), max(1, 512 // block_dim))
+    block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
+    block_heads = _power_of_two(heads)
+    if edge_dim > 0:
+        width = block_heads * max(block_dim, block_edge)
+        warps = min(16, max(1, width // 256))
+        step = min(16, max(1, 256 * warps // width))
+        return Config(block_dim, step, 2, warps, block_edge, rows=block_heads)
+    block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * block_dim
     if size > 2:
         warps = 1 if width <= 64 else 4 if width <= 256 else 8
-        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, rows=block_heads)
+        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, block_edge, rows=block_heads)
     warps = max(1, width // 256)
-    return Config(block_dim, min(32, max(1, 256 // width)), 3, warps, rows=block_heads)
+    return Config(block_dim, min(32, max(1, 256 // width)), 3, warps, block_edge, rows=block_heads)
+
+
+def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:
+    """Whether one program of the row kernel holds all heads of a row and of the numbers of an edge."""
+    widest = max(_power_of_two(dim), _power_of_two(edge_dim))
+    return _power_of_two(heads) * widest <= _MAX_EDGE_TILE

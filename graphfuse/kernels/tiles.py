@@ -18,6 +18,22 @@ def load_task(tasks_ptr, task):
 
 
 @triton.jit
+def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
+    # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first
+    # edge, end, slot or -1, and whether this is a long row, whose slices were listed as tasks.
+    listed = False
+    slot = -1
+    if pid < num_tasks:
+        row, begin, end, slot = load_task(tasks_ptr, pid)
+    else:
+        row = pid - num_tasks
+        begin = tl.load(ptr_ptr + row)
+        end = tl.load(ptr_ptr + row + 1)
+        listed = end - begin > split
+    return row, begin, end, slot, listed
+
+
+@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:

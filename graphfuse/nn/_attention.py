@@ -13,6 +13,7 @@ from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
+from graphfuse.kernels import launch
 
 
 def attend(
@@ -26,21 +27,68 @@ def attend(
 ) -> Tensor:
     r"""Attention :math:`\sum_j \alpha_{ij} (v_j + e_{ij})`, scores :math:`q_i^\top (k_j + e_{ij})/\sqrt{d}`.
 
+    The map :math:`e_{ij} = W a_{ij}` is folded: :math:`q_i^\top W a_{ij} = (W^\top q_i)^\top a_{ij}` and
+    :math:`\sum_j \alpha_{ij} W a_{ij} = W \sum_j \alpha_{ij} a_{ij}`, so no row of ``heads * head_dim``
+    numbers is made for an edge.
+
     Args:
         query: ``[num_dst, heads, head_dim]``.
         key: ``[num_src, heads, head_dim]``.
         value: ``[num_src, heads, head_dim]``.
         windows: The graph.
         dropout: Rate of dropout of the weights; 0 outside training.
-        edge_attr: ``[num_edges, edge_dim]``, in the order of the caller's edge list.
-        edge_weight: The weight of the linear map of :math:`e_{ij}`, ``[heads * head_dim, edge_dim]``.
+        edge_attr: :math:`a`, ``[num_edges, edge_dim]``, in the order of the caller's edge list.
+        edge_weight: :math:`W`, ``[heads * head_dim, edge_dim]``.
 
     Returns:
         ``[num_dst, heads, head_dim]``.
     """
-    if edge_attr is not None:
-        raise NotImplementedError
-    return ops.sparse_attention(query, key, value, windows, dropout=dropout)
+    if edge_attr is None or edge_weight is None:
+        return ops.sparse_attention(query, key, value, windows, dropout=dropout)
+    heads, head_dim = query.shape[1:]
+    weight, edge_attr = edge_weight.view(heads, head_dim, -1), edge_attr.to(query.dtype)  # under autocast
+    edge_query = torch.einsum("nhc,hce->nhe", query, weight.to(query.dtype))
+    out, edge_sum = ops.sparse_attention(
+        query, key, value, windows, dropout=dropout, edge_query=edge_query, edge_attr=edge_attr
+    )
+    return out + torch.einsum("nhe,hce->nhc", edge_sum, weight.to(query.dtype))
+
+
+def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, head_dim: int) -> list[str]:
+    """Why edge features do not fold into the attention of ``x``, a sentence each; empty if they do.
+
+    Args:
+        lin: The linear map of the features, or None.
+        edge_attr: The features, or None.
+        x: Features of the nodes, or a pair.
+        edge_index: The graph.
+        heads: Heads of the layer.
+        head_dim: Width of a head.
+    """
+    if lin is None and edge_attr is None:
+        return []
+    like = x if isinstance(x, Tensor) else x[0]
+    num_edges = edge_index.num_edges if isinstance(edge_index, RowWindows) else edge_index.size(1)
+    fits = (
+        type(edge_attr) in (Tensor, Parameter)
+        and edge_attr.layout is torch.strided
+        and edge_attr.dim() == 2
+        and edge_attr.size(0) == num_edges
+        and edge_attr.dtype is like.dtype
+        and edge_attr.device == like.device
+    )
+    if lin is None or not fits:
+        return ["edge_attr is not a matrix of one row per edge, in the dtype of x and with edge_dim columns"]
+    if not is_plain(lin) or lin.weight.dtype is not like.dtype or lin.bias is not None:
+        return ["lin_edge is not a plain linear map in the dtype of x"]
+    if lin.weight.size(1) != edge_attr.size(1):
+        return ["edge_attr is not a matrix of one row per edge, in the dtype of x and with edge_dim columns"]
+    if not launch.attention_takes_edges(heads, head_dim, edge_attr.size(1)):
+        return [
+            f"heads * max(out_channels, edge_dim) is over 4096 in powers of two (got {heads} heads of "
+            f"{head_dim}, edge_dim {edge_attr.size(1)})"
+        ]
+    return []
 
 
 def is_plain(lin: Any) -> bool:

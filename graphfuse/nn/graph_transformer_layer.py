@@ -16,7 +16,7 @@ from torch_geometric.utils import softmax
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import attend, is_plain, stacked
+from graphfuse.nn._attention import attend, edge_reasons, is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
 
@@ -108,9 +108,9 @@ class GraphTransformerLayer(MessagePassing):
         """Runs the layer, its attention fused where that is possible."""
         check_inputs(x, edge_attr, self.channels, self.edge_dim)
         plainly = (
-            self.lin_edge is None
-            and self.head_dim <= MAX_HEAD_DIM
+            self.head_dim <= MAX_HEAD_DIM
             and _dispatch.holds(self, GraphTransformerLayer, x, edge_index)
+            and not self._edge_reasons(x, edge_index, edge_attr)
         )
         reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_attr)
         if reasons:
@@ -147,13 +147,15 @@ class GraphTransformerLayer(MessagePassing):
     def why_not_fused(self, x: Any, edge_index: Any, edge_attr: Any = None) -> list[str]:
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
         reasons = list(_dispatch.common_reasons(self, GraphTransformerLayer, x, edge_index))
-        if self.lin_edge is not None:
-            reasons.append("the edges have features, which do not fuse yet")
+        reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
         if self.head_dim > MAX_HEAD_DIM:
             reasons.append(
                 f"channels / heads is {self.head_dim}; the kernels take heads of at most {MAX_HEAD_DIM}"
             )
         return reasons
+
+    def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:
+        return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.head_dim)
 
     def _attend_fused(self, x: Tensor, edge_index: Any, edge_attr: OptTensor) -> Tensor:
         windows = row_windows(edge_index, x.size(0), x.size(0))

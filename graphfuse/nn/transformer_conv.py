@@ -19,8 +19,9 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import is_plain, stacked
+from graphfuse.nn._attention import attend, edge_reasons, is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
+from graphfuse.ops.gate import MAX_DIM as MAX_GATE_DIM
 
 
 class TransformerConv(MessagePassing):
@@ -159,19 +160,18 @@ class TransformerConv(MessagePassing):
         """
         if not torch.jit.is_scripting():
             plainly = (
-                edge_attr is None
-                and return_attention_weights is None
-                and self.lin_edge is None
+                return_attention_weights is None
                 and self.out_channels <= MAX_HEAD_DIM
                 and 0 <= self.dropout < 1
                 and _dispatch.holds(self, TransformerConv, x, edge_index)
+                and not self._edge_reasons(x, edge_index, edge_attr)
             )
             reasons = (
                 [] if plainly else self.why_not_fused(x, edge_index, edge_attr, return_attention_weights)
             )
             if not reasons:
                 self.__dict__["_not_fused"] = reasons
-                return self._forward_fused(x, edge_index)
+                return self._forward_fused(x, edge_index, edge_attr)
             _dispatch.fall_back(self, reasons)
             if isinstance(edge_index, RowWindows):
                 edge_index = edge_index.edge_index()
@@ -246,8 +246,7 @@ class TransformerConv(MessagePassing):
     ) -> list[str]:
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
         reasons = list(_dispatch.common_reasons(self, TransformerConv, x, edge_index))
-        if edge_attr is not None or self.lin_edge is not None:
-            reasons.append("the edges have features (edge_attr or edge_dim), which do not fuse yet")
+        reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
         if isinstance(return_attention_weights, bool):
             reasons.append("return_attention_weights is set; a fused layer never stores the weights")
         if self.out_channels > MAX_HEAD_DIM:
@@ -259,24 +258,39 @@ class TransformerConv(MessagePassing):
         return reasons
 
     @torch.jit.unused
-    def _forward_fused(self, x: Any, edge_index: Any) -> Tensor:
+    def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:
+        return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.out_channels)
+
+    @torch.jit.unused
+    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any) -> Tensor:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         windows = self._windows(edge_index, x_src.size(0), x_dst.size(0))
         query, key, value, *skip = self._project(x_src, x_dst)
-        out = ops.sparse_attention(
+        out = attend(
             query.view(-1, self.heads, self.out_channels),
             key.view(-1, self.heads, self.out_channels),
             value.view(-1, self.heads, self.out_channels),
             windows,
-            dropout=self.dropout if self.training else 0.0,
+            self.dropout if self.training else 0.0,
+            edge_attr,
+            None if self.lin_edge is None else self.lin_edge.weight,
         )
         if out.is_cuda and torch.is_autocast_enabled("cuda"):
             out = out.float()  # PyG's softmax is float32 under CUDA's autocast, and with it the result
         out = self._merge_heads(out)
         if skip:
-            return self._add_skip(out, *skip)
+            return self._add_skip_fused(out, *skip)
         # the op keeps its result for backward, where an activation in place would be an error
         return out.clone() if self.concat and out.requires_grad else out
+
+    @torch.jit.unused
+    def _add_skip_fused(self, out: Tensor, skip: Tensor) -> Tensor:
+        lin = self.lin_beta
+        if lin is None or not is_plain(lin) or torch.is_autocast_enabled(out.device.type):
+            return self._add_skip(out, skip)
+        weight, bias = lin._parameters["weight"], lin._parameters.get("bias")
+        fits = out.dtype is skip.dtype is weight.dtype and bias is None and out.size(1) <= MAX_GATE_DIM
+        return ops.gated_skip(out, skip, weight) if fits else self._add_skip(out, skip)
 
     def _windows(self, edge_index: Any, num_src: int, num_dst: int) -> RowWindows:
         if self.flow == "source_to_target":

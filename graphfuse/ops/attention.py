@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -11,12 +11,40 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
-from graphfuse.formats.walk import Walk, Walks, copies, to_edge_index
+from graphfuse.formats.walk import Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops.sddmm import contiguous_rows
 
 MAX_HEAD_DIM = 256  # what a window kernel holds on chip
+
+
+@overload
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: RowWindows,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    windows: RowWindows,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    edge_query: Tensor,
+    edge_attr: Tensor,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def sparse_attention(
@@ -27,7 +55,10 @@ def sparse_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor:
+    *,
+    edge_query: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours :math:`N(i)`.
 
     .. math::
@@ -36,6 +67,11 @@ def sparse_attention(
 
     Scores, softmax and sum run in one kernel for each head; no score reaches memory, forward or backward. A
     node without in-neighbours gets 0 and gives finite gradients.
+
+    Edges may carry numbers :math:`a_{ij}`. With the receiver's query for them, :math:`u_i`, the score is
+    :math:`\lambda (q_i^\top k_j + u_i^\top a_{ij})`, and the sum of :math:`a_{ij}` under the same weights is
+    returned too. A linear map :math:`W` of edge features that is added to keys and values folds into this:
+    :math:`u_i = W^\top q_i`, and :math:`W \sum_j p_{ij} a_{ij}` is added to :math:`o_i`.
 
     Args:
         q: Queries, ``float16 | bfloat16 | float32[num_dst, heads, head_dim]`` (float64 on a CPU), heads of a
@@ -47,15 +83,20 @@ def sparse_attention(
         dropout: Probability that a weight is dropped after the softmax; the others grow by 1 / (1 - dropout).
         seed: ``int64[1]`` on the device of ``q``; which weights are dropped is a function of it and of
             (receiver, source, copy of the edge, head). ``None`` draws one with ``torch.randint``.
+        edge_query: Dtype of ``q``, ``[num_dst, heads, edge_dim]``; given with ``edge_attr``.
+        edge_attr: Dtype of ``q``, ``[num_edges, edge_dim]``, in the order of the edge list that the windows
+            were built from; rows may be strided. ``heads * max(head_dim, edge_dim)``, each rounded up to a
+            power of two, is at most 4096.
 
     Returns:
-        ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32.
+        ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32. With ``edge_attr``
+        also its weighted sums, ``[num_dst, heads, edge_dim]``.
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
 
     Note:
-        Saved for backward: ``q, k, v``, the output, and maximum and sum of each softmax (``float32[num_dst,
+        Saved for backward: the operands, the results, and maximum and sum of each softmax (``float32[num_dst,
         heads, 2]``). Bitwise reproducible, forward and backward. Not differentiable twice. Reference:
         :func:`graphfuse.reference.sparse_attention`. Source: Li & Chandramowlishwaran, Fused3S, ICS 2025
         (arXiv:2505.08098).
@@ -76,70 +117,163 @@ def sparse_attention(
     elif seed.shape != (1,) or seed.dtype != torch.int64 or seed.device != q.device:
         got = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
         raise ValueError(f"`seed` must be int64[1] on {q.device} (got {got})")
+    _check_edges(q, windows.num_edges, edge_query, edge_attr)
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q)
         pin_if_capturing(windows)
-    rows = launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
-    graph = graph_of(windows, rows, False, q, k, v)
+    with_edges = edge_attr is not None
+    rows = with_edges or launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
+    graph = graph_of(windows, rows, with_edges, q, k, v, edge_query, edge_attr)
     scale = q.size(2) ** -0.5 if scale is None else float(scale)
-    arguments = (scale, dropout, q, k, v, seed)
+    arguments = (scale, dropout, q, k, v, seed, edge_query, edge_attr)
     if isinstance(graph, Walks):
-        out: Tensor = Attention.apply(graph, *arguments)[0]
-        return out
-    out = torch.ops.graphfuse.attention(*graph, *arguments)[0]
-    return out
+        out, _, edge_sum = Attention.apply(graph, *arguments)
+    else:
+        out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *arguments)
+    return (out, edge_sum) if with_edges else out
+
+
+def _check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr: Tensor | None) -> None:
+    if edge_query is None and edge_attr is None:
+        return
+    if edge_query is None or edge_attr is None:
+        missing, given = ("edge_query", "edge_attr") if edge_query is None else ("edge_attr", "edge_query")
+        raise ValueError(f"`{missing}` must be given with `{given}` (got None)")
+    _check.matrix("edge_attr", edge_attr, num_edges, q.device)
+    _check.same_dtype("edge_attr", edge_attr, "q", q.dtype)
+    _check.strided("edge_query", edge_query, q.device)
+    _check.same_dtype("edge_query", edge_query, "q", q.dtype)
+    wanted = [*q.shape[:2], edge_attr.size(1)]
+    if list(edge_query.shape) != wanted:
+        raise ValueError(f"`edge_query` must have shape {wanted} (got {list(edge_query.shape)})")
+    if edge_attr.size(1) == 0 or not launch.attention_takes_edges(q.size(1), q.size(2), edge_attr.size(1)):
+        raise ValueError(
+            "`edge_attr` must have columns, and heads * max(head_dim, edge_dim), each rounded up to a power "
+            f"of two, be at most 4096 (got {edge_attr.size(1)} columns and {q.size(1)} heads of {q.size(2)})"
+        )
 
 
 @functools.cache
-def _launchers() -> tuple[Any, Any, Any]:
-    from graphfuse.kernels.attention import Shape, attention_fwd  # imports triton
-    from graphfuse.kernels.attention_bwd import attention_bwd
+def _launchers() -> Any:
+    from graphfuse.kernels import attention, attention_bwd  # imports triton
 
-    return Shape, attention_fwd, attention_bwd
+    return attention, attention_bwd
 
 
-def _copies(w: Walk, dropout: float) -> Tensor | None:
-    return copies(w) if dropout > 0 else None
+def _structures(w: Walks, dropout: float) -> tuple[Any, Any]:
+    kernels, _ = _launchers()
+    forward, backward = (
+        kernels.Structure(walk, copies(walk) if dropout > 0 else None, None if order is None else order.perm)
+        for walk, order in ((w.forward, w.edges), (w.backward, w.backward_edges))
+    )
+    return forward, backward
+
+
+def _shape(scale: float, dropout: float, q: Tensor, edge_attr: Tensor | None) -> Any:
+    edge_dim = 0 if edge_attr is None else edge_attr.size(1)
+    return _launchers()[0].Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim)
+
+
+def _edges(edge_query: Tensor | None, edge_attr: Tensor | None) -> Any:
+    if edge_query is None or edge_attr is None:
+        return None
+    return _launchers()[0].Edges(edge_query.contiguous(), contiguous_rows(edge_attr))
 
 
 def _run(
-    w: Walks, scale: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    w: Walks,
+    scale: float,
+    dropout: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed: Tensor | None,
+    edge_query: Tensor | None,
+    edge_attr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(q):
-        out = reference.sparse_attention(to_edge_index(w.forward), q, k, v, scale, dropout, seed)
-        return out, q.new_empty(0)
-    shape_of, forward, _ = _launchers()
-    shape = shape_of(q.size(1), q.size(2), scale, dropout, q.dtype)
-    rows = (contiguous_heads(tensor) for tensor in (q, k, v))
-    found: tuple[Tensor, Tensor] = forward(w.forward, _copies(w.forward, dropout), *rows, seed, shape)
+        out, edge_sum = _definition(w, scale, dropout, q, k, v, seed, edge_query, edge_attr)
+        return out, q.new_empty(0), edge_sum
+    kernels, _ = _launchers()
+    found: tuple[Tensor, Tensor, Tensor] = kernels.attention_fwd(
+        _structures(w, dropout)[0],
+        *(contiguous_heads(tensor) for tensor in (q, k, v)),
+        seed,
+        _edges(edge_query, edge_attr),
+        _shape(scale, dropout, q, edge_attr),
+    )
     return found
+
+
+def _definition(
+    w: Walks,
+    scale: float,
+    dropout: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed: Tensor | None,
+    edge_query: Tensor | None,
+    edge_attr: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    edge_index = to_edge_index(w.forward)
+    if edge_attr is not None:
+        assert w.edges is not None
+        edge_attr = edge_attr.index_select(0, w.edges.perm)
+    found = reference.sparse_attention(edge_index, q, k, v, scale, dropout, seed, edge_query, edge_attr)
+    return found if isinstance(found, tuple) else (found, q.new_empty(0))
 
 
 def _run_backward(
     w: Walks,
     scale: float,
     dropout: float,
+    with_edge_attr: bool,
     grad: Tensor,
+    edge_value: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    seed: Tensor | None,
+    edge_query: Tensor | None,
+    edge_attr: Tensor | None,
     out: Tensor,
     softmax: Tensor,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    edge_sum: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(q):
-        edge_index = to_edge_index(w.forward)
-        with torch.enable_grad():
-            q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
-            again = reference.sparse_attention(edge_index, q, k, v, scale, dropout, seed)
-        dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad)
-        return dq, dk, dv
-    shape_of, _, backward = _launchers()
-    shape = shape_of(q.size(1), q.size(2), scale, dropout, q.dtype)
-    both = (_copies(w.forward, dropout), _copies(w.backward, dropout))
-    rows = (contiguous_heads(tensor) for tensor in (grad, q, k, v))
-    found: tuple[Tensor, Tensor, Tensor] = backward(w, both, *rows, out, softmax, seed, shape)
+        operands = (q, k, v, seed, edge_query, edge_attr)
+        return _backward_of_definition(w, scale, dropout, grad, edge_value, operands)
+    _, kernels = _launchers()
+    grad, q, k, v = (contiguous_heads(tensor) for tensor in (grad, q, k, v))
+    saved = kernels.Saved(q, k, v, out, softmax, edge_sum, seed, _edges(edge_query, edge_attr))
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.attention_bwd(
+        _structures(w, dropout),
+        grad,
+        None if edge_attr is None else edge_value.contiguous(),
+        saved,
+        _shape(scale, dropout, q, edge_attr),
+        with_edge_attr,
+    )
     return found
+
+
+def _backward_of_definition(
+    w: Walks, scale: float, dropout: float, grad: Tensor, edge_value: Tensor, operands: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # through functorch, which works below autograd too, where a registered op runs
+    q, k, v, seed, edge_query, edge_attr = operands
+
+    def run(*given: Any) -> tuple[Tensor, ...]:
+        of_edges = given[3:] or (None, None)
+        found = _definition(w, scale, dropout, given[0], given[1], given[2], seed, *of_edges)
+        return found if given[3:] else found[:1]
+
+    given = (q, k, v) if edge_attr is None else (q, k, v, edge_query, edge_attr)
+    _, pull, *_ = torch.func.vjp(run, *given)
+    empty = grad.new_empty(0)
+    found: list[Tensor] = [*pull((grad, edge_value)[: len(given) // 2]), empty, empty]
+    return found[0], found[1], found[2], found[3], found[4]
 
 
 def contiguous_heads(x: Tensor) -> Tensor:
@@ -148,19 +282,42 @@ def contiguous_heads(x: Tensor) -> Tensor:
 
 
 def _fake(
-    graph: Packed, scale: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, seed: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
+    graph: Packed,
+    scale: float,
+    dropout: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed: Tensor | None,
+    edge_query: Tensor | None,
+    edge_attr: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    softmax = q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
+    return q.new_empty(q.shape), softmax, q.new_empty(0 if edge_query is None else edge_query.shape)
 
 
 def _fake_backward(
-    graph: Packed, scale: float, dropout: float, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    graph: Packed,
+    scale: float,
+    dropout: float,
+    with_edge_attr: bool,
+    grad: Tensor,
+    edge_value: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed: Tensor | None,
+    edge_query: Tensor | None,
+    edge_attr: Tensor | None,
+    *results: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    d_query = q.new_empty(0 if edge_query is None else edge_query.shape)
+    d_attr = q.new_empty(0 if edge_attr is None or not with_edge_attr else edge_attr.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_query, d_attr
 
 
 class Attention(torch.autograd.Function):
-    """Attention and its derivative: ``(out, softmax)``, the second without gradient."""
+    """Attention and its derivative: ``(out, softmax, edge_sum)``, the second without gradient."""
 
     @staticmethod
     def forward(
@@ -172,46 +329,52 @@ class Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         seed: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        edge_query: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Over the forward direction of ``graph``."""
-        arguments = (scale, dropout, q, k, v, seed)
+        operands = (q, k, v, seed, edge_query, edge_attr)
+        results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            out, softmax = _run(graph, *arguments)
+            results = _run(graph, scale, dropout, *operands)
         else:
-            out, softmax = below_autograd(torch.ops.graphfuse.attention, *graph, *arguments)
+            results = below_autograd(torch.ops.graphfuse.attention, *graph, scale, dropout, *operands)
         ctx.graph, ctx.scale, ctx.dropout = graph, scale, dropout
-        ctx.save_for_backward(q, k, v, out, softmax, seed)
-        ctx.mark_non_differentiable(softmax)
-        return out, softmax
+        ctx.save_for_backward(*operands, *results)
+        ctx.mark_non_differentiable(results[1])
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of ``q``, ``k`` and ``v``."""
-        arguments = (ctx.scale, ctx.dropout, grad, *ctx.saved_tensors)
-        graph = for_gradient(ctx.graph, grad)
+    def backward(ctx: Any, grad: Tensor, _: Tensor, edge_value: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``q``, ``k``, ``v``, ``edge_query`` and ``edge_attr``."""
+        with_edges, with_edge_attr = ctx.saved_tensors[5] is not None, bool(ctx.needs_input_grad[8])
+        arguments = (ctx.scale, ctx.dropout, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
+        graph = for_gradient(ctx.graph, grad, edge_value)
         if isinstance(graph, Walks):
-            gradients = _run_backward(graph, *arguments)
+            dq, dk, dv, d_query, d_attr = _run_backward(graph, *arguments)
         else:
-            gradients = torch.ops.graphfuse.attention_backward(*graph, *arguments)
-        return None, None, None, *gradients, None
+            dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
+        of_edges = (d_query if with_edges else None, d_attr if with_edge_attr else None)
+        return None, None, None, dq, dk, dv, None, *of_edges
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:
     return below_autograd(torch.ops.graphfuse.attention_backward, *graph, *arguments)
 
 
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? seed, Tensor? edge_query, Tensor? edge_attr"
 register(
     "attention",
-    "float scale, float dropout, Tensor q, Tensor k, Tensor v, Tensor? seed) -> (Tensor, Tensor)",
+    f"float scale, float dropout, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     _run,
     _fake,
     Attention.apply,
 )
 register(
     "attention_backward",
-    "float scale, float dropout, Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax, "
-    "Tensor? seed) -> (Tensor, Tensor, Tensor)",
+    "float scale, float dropout, bool with_edge_attr, Tensor grad, Tensor edge_value, "
+    f"{_OPERANDS}, Tensor out, Tensor softmax, Tensor edge_sum) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
     _no_derivative,

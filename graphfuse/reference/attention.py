@@ -14,14 +14,18 @@ def sparse_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor:
+    edge_query: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours.
 
     .. math::
         o_i = \sum_{e = (j \to i)} \frac{m_e}{1 - r}\,
               \frac{\exp(\lambda q_i^\top k_j)}{\sum_{e' = (l \to i)} \exp(\lambda q_i^\top k_l)}\, v_j
 
-    with :math:`m_e = 1`, or 0 with probability ``dropout`` = :math:`r`, for each head.
+    with :math:`m_e = 1`, or 0 with probability ``dropout`` = :math:`r`, for each head. With ``edge_attr``
+    :math:`a` and ``edge_query`` :math:`u` the scores are :math:`\lambda (q_i^\top k_j + u_i^\top a_e)`, and
+    the same weighted sum of :math:`a_e` is returned too.
 
     Args:
         edge_index: ``int64[2, num_edges]``, sources over receivers; a repeated edge counts as often.
@@ -31,22 +35,35 @@ def sparse_attention(
         scale: The factor :math:`\lambda`; ``None`` means ``head_dim ** -0.5``.
         dropout: Probability that a weight is dropped.
         seed: ``int64[1]``, of the dropped weights.
+        edge_query: ``[num_dst, heads, edge_dim]``, given with ``edge_attr``.
+        edge_attr: ``[num_edges, edge_dim]``, numbers of the edges.
 
     Returns:
-        ``[num_dst, heads, head_dim]``; rows without in-neighbours are 0.
+        ``[num_dst, heads, head_dim]``, and with ``edge_attr`` also ``[num_dst, heads, edge_dim]``; rows
+        without in-neighbours are 0.
     """
     src, dst = edge_index[0].long(), edge_index[1].long()
     scale = q.size(2) ** -0.5 if scale is None else scale
-    score = (q[dst] * k[src]).sum(2) * scale
+    # index_select: its derivative adds rows in float32 where that of q[dst] would round every addition
+    score = (q.index_select(0, dst) * k.index_select(0, src)).sum(2)
+    if edge_attr is not None:
+        assert edge_query is not None
+        score = score + (edge_query.index_select(0, dst) * edge_attr[:, None, :]).sum(2)
+    score = score * scale
     index = dst[:, None].expand_as(score)
     top = score.new_full(q.shape[:2], float("-inf")).scatter_reduce(0, index, score.detach(), "amax")
     weight = (score - top[dst]).exp()
     total = weight.new_zeros(q.shape[:2]).index_add(0, dst, weight)
-    weight = weight / total[dst]
+    weight = weight / total.index_select(0, dst)
     if dropout > 0:
         assert seed is not None
         weight = weight * kept(edge_index, q.size(1), dropout, seed).to(weight.dtype) / (1 - dropout)
-    return v.new_zeros(q.shape).index_add(0, dst, weight[:, :, None] * v[src])
+    out = v.new_zeros(q.shape).index_add(0, dst, weight[:, :, None] * v.index_select(0, src))
+    if edge_attr is None:
+        return out
+    assert edge_query is not None
+    edge_sum = torch.zeros_like(edge_query).index_add(0, dst, weight[:, :, None] * edge_attr[:, None, :])
+    return out, edge_sum
 
 
 def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import attention, attention_bwd, gate, launch, linear, sddmm, spmm
+from graphfuse.kernels import attention_rows, attention_windows, gate, launch, linear, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -206,44 +206,52 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
 
 
-def sparse_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
-    pointer, floats = (
-        f"*{dtype}",
-        dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"),
-    )
-    forward = dict.fromkeys(("out_ptr", "q_ptr", "k_ptr", "v_ptr", "grad_ptr"), pointer) | floats
-    names = ("own_ptr", "own_value_ptr", "other_ptr", "other_value_ptr", "first_ptr", "second_ptr")
-    backward = dict.fromkeys(names, pointer) | floats
+def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:
+    pointer = f"*{dtype}"
+    floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
+    names = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "grad_ptr", "own_ptr", "own_value_ptr", "other_ptr")
+    operands = dict.fromkeys((*names, "other_value_ptr", "first_ptr", "second_ptr"), pointer) | floats
+    edges = ("edge_query_ptr", "edge_value_ptr", "edge_attr_ptr", "edge_sum_ptr", "d_edge_query_ptr")
+    operands |= dict.fromkeys((*edges, "d_edge_attr_ptr"), pointer) if edge_dim > 0 else {}
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
-    modules = ((attention, forward, False), (attention_bwd, backward, False), (attention_bwd, backward, True))
-    for (module, operands, transposed), rate in itertools.product(modules, (0.0, 0.5)):
-        backwards = module is attention_bwd
-        rows = launch.attention_row(heads, dim, 4 if dtype == "fp32" else 2)
-        windows = (launch.attention_bwd_window if backwards else launch.attention_window)(
-            heads, dim, rate > 0
+    rows = launch.attention_row(heads, dim, 4 if dtype == "fp32" else 2, edge_dim)
+    kernels = [
+        (attention_rows.attention_row_kernel, rows, False),
+        (attention_rows.attention_bwd_row_kernel, rows, False),
+        (attention_rows.attention_bwd_row_kernel, rows, True),
+    ]
+    for rate in (0.0, 0.5):
+        windows = (
+            (attention_windows.attention_window_kernel, launch.attention_window(heads, dim, rate > 0), False),
+            *(
+                (kernel, launch.attention_bwd_window(heads, dim, rate > 0), transposed)
+                for kernel in (attention_windows.attention_bwd_window_kernel,)
+                for transposed in (False, True)
+            ),
         )
-        prefix = "_attention_bwd" if backwards else "_attention"
-        configs = {"row": rows} if dtype == "fp32" else {"row": rows, "window": windows}
-        for kind, config in configs.items():
+        for kernel, config, transposed in (*kernels, *(windows if dtype != "fp32" and edge_dim == 0 else ())):
             constants = {
                 "TRANSPOSED": transposed,
                 "HEADS": heads,
                 "DIM": dim,
+                "EDGE_DIM": edge_dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
                 "BLOCK_DIM": config.block_dim,
+                "BLOCK_EDGE": config.block_out,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
                 "STAGES": config.stages,
                 "SCALE": 0.125,
                 "DROPOUT": rate,
                 "ACC": tl.float32,
+                "EDGE_STRIDE": edge_dim,
             }
             constants |= dict.fromkeys(ROW_STRIDES, heads * dim)
-            kernel = getattr(module, f"{prefix}_{kind}_kernel")
-            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{transposed}]"
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{rate}-{transposed}]"
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
+            constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
             yield Case(name, kernel, given, constants, config.warps)
 
 
@@ -281,6 +289,8 @@ def cases() -> Iterator[Case]:
             yield from sampled_product(dtype, dim)
         for heads, dim in ((1, 64), (1, 128), (1, 256), (8, 16), (3, 100)):
             yield from sparse_attention(dtype, heads, dim)
+        for heads, dim, edge_dim in ((1, 64, 16), (4, 32, 3), (8, 128, 128)):
+            yield from sparse_attention(dtype, heads, dim, edge_dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):
             yield from linear_map(dtype, left, right)
         for dim in (1, 64, 602, 2048, 4096):

@@ -17,7 +17,7 @@ from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import graphfuse
-from graphfuse import RowWindows
+from graphfuse import RowWindows, ops
 from graphfuse.nn import TransformerConv
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
@@ -252,6 +252,38 @@ def test_projections(
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: seen.append(1) or linear(*given))
     torch.testing.assert_close(ours(x, edge_index), wanted)
     assert path_taken(ours) == [] and len(seen) == products
+
+
+GATES = [("", 1), ("hooked", 0), ("replaced", 0), ("with a bias", 0), ("wide", 0), ("autocast", 0)]
+
+
+@pytest.mark.parametrize(("change", "kernels"), GATES)
+def test_gate(change: str, kernels: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index, _ = GRAPHS["ragged"](device)
+    autocast = change == "autocast"
+    dtype = torch.bfloat16 if autocast else torch.float32  # one dtype, so that only autocast is in the way
+    layers = pair(4, 6, device, dtype, heads=2, beta=True)
+    for layer in layers:
+        gate = layer.lin_beta
+        if change == "hooked":
+            gate.register_forward_hook(lambda *arguments: 2 * arguments[-1])
+        elif change == "replaced":
+            layer.lin_beta = torch.nn.Sequential(gate, torch.nn.Tanh())
+        elif change == "with a bias":
+            gate.bias = torch.nn.Parameter(torch.ones(1, device=device))
+    if change == "wide":
+        monkeypatch.setattr("graphfuse.nn.transformer_conv.MAX_GATE_DIM", 11)
+    seen: list[int] = []
+    gated_skip = ops.gated_skip
+    monkeypatch.setattr(ops, "gated_skip", lambda *given: seen.append(1) or gated_skip(*given))
+    x, results = torch.randn(33, 4, device=device).to(dtype), []
+    for layer in layers:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            out = layer(x, edge_index)
+        results.append([out, *torch.autograd.grad(out.square().sum(), layer.parameters())])
+    tolerance = {"rtol": 5e-2, "atol": 5e-1} if autocast else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(*results, **tolerance)
+    assert path_taken(layers[0]) == [] and len(seen) == kernels
 
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)

@@ -210,7 +210,7 @@ def test_mistakes_are_named(device: torch.device) -> None:
 def test_opcheck(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4)
     packed = (windows.packed_rows, None, False, *windows.shape)
-    arguments = (*packed, 0.5, 0.0, *given.values(), None)
+    arguments = (*packed, 0.5, 0.0, *given.values(), None, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.graphfuse.attention.default, arguments, test_utils=checks)
 

@@ -1,0 +1,245 @@
+r"""Row kernels of sparse attention, forward and backward: all heads of one row, plain multiply-adds.
+
+One exponential per edge and head, sums in float32 proper, and the place for numbers that belong to edges:
+with ``edge_attr`` :math:`a` and ``edge_query`` :math:`u` the score of an edge is
+:math:`\lambda (q_i^\top k_j + u_i^\top a_{ij})`, and ``edge_sum`` is the weighted sum of :math:`a`, as
+``out`` is that of :math:`v`.
+"""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, kept, shift_of, slope, store_softmax
+from graphfuse.kernels.tiles import row_task
+
+
+# All heads of one row.
+#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
+#             for one program is dealt out in groups of BLOCK_HEADS heads
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; ptr, tasks, column; edge_query [num_rows,
+#             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm
+#   writes    as the window kernel, and edge_sum [num_rows, HEADS, EDGE_DIM]; of a slice both sums to its slot
+#   on chip   top, total ACC [BLOCK_HEADS]; acc ACC [BLOCK_HEADS, BLOCK_DIM], edge_acc ACC [BLOCK_HEADS,
+#             BLOCK_EDGE]
+#   order     edges left to right within a row or slice, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
+def attention_row_kernel(
+    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr,
+    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
+    q_ptr, k_ptr, v_ptr, edge_query_ptr, edge_attr_ptr, seed_ptr, num_tasks, num_rows, split,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PRECISE: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
+    mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    mask_query = mask_head[:, None] & mask_edge[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
+    q = tl.load(q_ptr + offs_row * Q_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    if edge_attr_ptr is not None:
+        own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
+        edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
+    top = tl.full((BLOCK_HEADS,), float("-inf"), dtype=ACC)
+    total = tl.zeros((BLOCK_HEADS,), dtype=ACC)
+    acc = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    edge_acc = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        offs_other = column[:, None, None].to(tl.int64)
+        gathered = live[:, None, None] & mask[None, :, :]
+        k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
+        v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
+        s = tl.sum(q[None, :, :] * k, 2)
+        if edge_attr_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
+            at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
+            edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
+            s += tl.sum(edge_query[None, :, :] * edge_attr, 2)
+        s = tl.where(live[:, None], s * SCALE, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 0))
+        shift = shift_of(higher)
+        p = exp(s - shift[None, :], PRECISE)
+        rescale = exp(top - shift, PRECISE)
+        total = total * rescale + tl.sum(p, 0)
+        if DROPOUT > 0:
+            copy = tl.zeros_like(column)
+            if copy_ptr is not None:
+                copy = tl.load(copy_ptr + offs, mask=live, other=0)
+            dst = tl.zeros_like(p).to(tl.int32) + row
+            p = tl.where(kept(seed_ptr, dst, column[:, None], copy[:, None], heads[None, :], DROPOUT), p, 0.0)
+        acc = acc * rescale[:, None] + tl.sum(p[:, :, None] * v, 0)
+        if edge_attr_ptr is not None:
+            edge_acc = edge_acc * rescale[:, None] + tl.sum(p[:, :, None] * edge_attr, 0)
+        top = higher
+    if partial_ptr is not None:
+        if slot >= 0:
+            offs_slot = tl.cast(slot, tl.int64) * HEADS
+            tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=mask_head)
+            tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=mask_head)
+            partial_ptr += offs_slot * (DIM + EDGE_DIM)
+            tl.store(partial_ptr + offs_head, acc, mask=mask)
+            if edge_attr_ptr is not None:
+                tl.store(partial_ptr + HEADS * DIM + offs_query, edge_acc, mask=mask_query)
+            return
+    norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
+    store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
+    out = (acc * norm).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out, mask=mask)
+    if edge_attr_ptr is not None:
+        edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
+        tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)
+
+
+@triton.jit
+def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr):
+    # what the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta)
+    if PRECISE:
+        top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
+        norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
+        delta = tl.load(stats_ptr + place * 4 + 2, mask=mask, other=0.0)
+    else:
+        top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
+        norm = top
+        delta = tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
+    return top, norm, delta
+
+
+@triton.jit
+def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
+    # the weight of the score s, from what `load_stats` found
+    if PRECISE:
+        return exp(s - top, True) * norm
+    return tl.exp2(s * LOG2_E - top)
+
+
+# All heads of one row. The rows are receivers: (own, own_value) is (q, grad), and (other, other_value) is
+# (k, v); dq comes out and, of edges that carry numbers, the gradients of edge_query and edge_attr.
+# TRANSPOSED: they are sources, the pairs are swapped, and dk and dv come out.
+#   grid      ((num_tasks + num_rows) * groups,), as the forward kernel; one group with edge_attr
+#   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum
+#   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], else d_edge_query
+#             [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their slot
+#   order     edges left to right within a row or slice, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
+def attention_bwd_row_kernel(
+    first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr,
+    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
+    own_ptr, own_value_ptr, other_ptr, other_value_ptr, edge_query_ptr, edge_value_ptr, edge_attr_ptr,
+    stats_ptr, seed_ptr, num_tasks, num_rows, split,
+    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
+    TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
+    mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    mask_query = mask_head[:, None] & mask_edge[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
+    offs_row = tl.cast(row, tl.int64)
+    own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    if not TRANSPOSED:
+        place = (offs_row * HEADS + heads)[None, :]
+        top, norm, delta = load_stats(stats_ptr, place, mask_head[None, :], PRECISE)
+        if edge_attr_ptr is not None:
+            offs_own = (offs_row * HEADS * EDGE_DIM + offs_query)[None, :, :]
+            edge_query = tl.load(edge_query_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
+            edge_value = tl.load(edge_value_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
+    first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        offs_other = column[:, None, None].to(tl.int64)
+        gathered = live[:, None, None] & mask[None, :, :]
+        offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]
+        other = tl.load(other_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+        offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
+        other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+        if TRANSPOSED:
+            place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            top, norm, delta = load_stats(stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE)
+        s = tl.sum(own[None, :, :] * other, 2)
+        dp = tl.sum(own_value[None, :, :] * other_value, 2)
+        if edge_attr_ptr is not None:
+            edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
+            live_edge = live[:, None] & mask_edge[None, :]
+            at = edge_attr_ptr + edge * EDGE_STRIDE + offs_edge[None, :]
+            edge_attr = tl.load(at, mask=live_edge, other=0.0).to(ACC)[:, None, :]
+            if TRANSPOSED:
+                offs_gathered = offs_other * HEADS * EDGE_DIM + offs_query[None, :, :]
+                gathered = live[:, None, None] & mask_query[None, :, :]
+                edge_query = tl.load(edge_query_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+                edge_value = tl.load(edge_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            s += tl.sum(edge_query * edge_attr, 2)
+            dp += tl.sum(edge_value * edge_attr, 2)
+        p = softmax_weight(tl.where(live[:, None], s * SCALE, float("-inf")), top, norm, PRECISE)
+        dropped = p
+        if DROPOUT > 0:
+            copy = tl.zeros_like(column)
+            if copy_ptr is not None:
+                copy = tl.load(copy_ptr + offs, mask=live, other=0)
+            dst, src = tl.zeros_like(p).to(tl.int32) + row, column[:, None]
+            if TRANSPOSED:
+                dst, src = src, dst
+            keep = kept(seed_ptr, dst, src, copy[:, None], heads[None, :], DROPOUT)
+            dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
+            dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
+        ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
+        first += tl.sum(ds[:, :, None] * other, 0)
+        if TRANSPOSED:
+            second += tl.sum(dropped[:, :, None] * other_value, 0)
+        elif edge_attr_ptr is not None:
+            d_edge_query += tl.sum(ds[:, :, None] * edge_attr, 0)
+            if d_edge_attr_ptr is not None:
+                d_edge = tl.sum((ds * SCALE)[:, :, None] * edge_query + dropped[:, :, None] * edge_value, 1)
+                at = d_edge_attr_ptr + edge * EDGE_DIM + offs_edge[None, :]
+                tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
+    first *= SCALE
+    d_edge_query *= SCALE
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            SLOT: tl.constexpr = 2 * HEADS * DIM if TRANSPOSED else HEADS * (DIM + EDGE_DIM)
+            partial_ptr += tl.cast(slot, tl.int64) * SLOT
+            tl.store(partial_ptr + offs_head, first, mask=mask)
+            if TRANSPOSED:
+                tl.store(partial_ptr + HEADS * DIM + offs_head, second, mask=mask)
+            elif edge_attr_ptr is not None:
+                tl.store(partial_ptr + HEADS * DIM + offs_query, d_edge_query, mask=mask_query)
+    if whole:
+        offs_out = offs_row * HEADS * DIM + offs_head
+        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
+        if TRANSPOSED:
+            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask)
+        elif edge_attr_ptr is not None:
+            at = d_edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
+            tl.store(at, d_edge_query.to(d_edge_query_ptr.dtype.element_ty), mask=mask_query)
