@@ -217,8 +217,11 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward."""
     group = attention_group(heads, dim)
     width = _power_of_two(group * dim, 16)
-    warps = 1 if width <= 64 else 2 if width <= 128 and not dropout else 4
-    return Config(width, 32 if width <= 128 else 16, 3 if group > 1 else 2, warps, rows=group)
+    if width <= 64:
+        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group)
+    if width <= 128:
+        return Config(width, 32, 2, 4) if dropout else Config(width, 64, 2, 2)
+    return Config(width, 16, 2, 4)
 
 
 def attention_group(heads: int, dim: int) -> int:

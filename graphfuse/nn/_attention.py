@@ -77,12 +77,12 @@ def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, 
         and edge_attr.dtype is like.dtype
         and edge_attr.device == like.device
     )
-    if lin is None or not fits:
-        return ["edge_attr is not a matrix of one row per edge, in the dtype of x and with edge_dim columns"]
+    if lin is None:
+        return ["edge_attr is given to a layer without edge_dim, which adds it to the values as it is"]
     if not is_plain(lin) or lin.weight.dtype is not like.dtype or lin.bias is not None:
         return ["lin_edge is not a plain linear map in the dtype of x"]
-    if lin.weight.size(1) != edge_attr.size(1):
-        return ["edge_attr is not a matrix of one row per edge, in the dtype of x and with edge_dim columns"]
+    if not fits or lin.weight.size(1) != edge_attr.size(1):
+        return ["edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"]
     if not launch.attention_takes_edges(heads, head_dim, edge_attr.size(1)):
         return [
             f"heads * max(out_channels, edge_dim) is over 4096 in powers of two (got {heads} heads of "

@@ -5,7 +5,6 @@ Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON objec
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess

@@ -24,6 +24,7 @@ class Options(NamedTuple):
     root_weight: bool = True
     backwards: bool = False  # flow='target_to_source'
     two: bool = False  # a pair of features; a bipartite graph always gets one
+    edges: bool = False  # features of edges
 
 
 def pair(channels: Any, width: int, device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
@@ -38,8 +39,9 @@ def call(layer: torch.nn.Module, edge_index: Any, **values: Tensor) -> Tensor:
     """The layer in the dtype of its inputs, parameters and features as arguments."""
     x: Any = tuple(values.pop(name) for name in ("x_src", "x_dst", "x") if name in values)
     layer = copy.deepcopy(layer).to(x[0].dtype)
+    arguments = (x if len(x) == 2 else x[0], edge_index, values.pop("edge_attr", None))
     parameters = {name.replace("__", "."): value for name, value in values.items()}
-    out = torch.func.functional_call(layer, parameters, (x if len(x) == 2 else x[0], edge_index))
+    out = torch.func.functional_call(layer, parameters, arguments)
     assert not path_taken(layer)  # PyG's has none, ours must be empty
     return out
 
@@ -53,16 +55,20 @@ def compare_with_pyg(
     rounds a single number is a matter of luck.
     """
     edge_index, (num_src, num_dst) = GRAPHS[graph](device)
-    *flags, backwards, two = options
+    *flags, backwards, two, edges = options
     arguments: dict[str, Any] = dict(zip(Options._fields, flags, strict=False))
     if backwards:
         arguments["flow"], edge_index = "target_to_source", edge_index.flip(0)
+    if edges:
+        arguments["edge_dim"] = 5
     two = two or num_src != num_dst
     ours, theirs = pair((13, 18) if two else 13, channels, device, dtype, heads=heads, **arguments)
     inputs = {name.replace(".", "__"): value for name, value in theirs.named_parameters()}
     shapes = {"x_src": (num_src, 13), "x_dst": (num_dst, 18)} if two else {"x": (num_src, 13)}
     for name, shape in shapes.items():
         inputs[name] = torch.randn(shape, device=device).to(dtype).requires_grad_()
+    if edges:
+        inputs["edge_attr"] = torch.randn(edge_index.size(1), 5, device=device).to(dtype).requires_grad_()
     found: dict[str, list[tuple[Tensor, ...]]] = {}
     for name, *values in compare(
         functools.partial(call, ours, edge_index), functools.partial(call, theirs, edge_index), inputs

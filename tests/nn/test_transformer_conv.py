@@ -23,7 +23,8 @@ from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
 from tests.nn._transformer import pair
 
-NO_FEATURES = "the edges have features (edge_attr or edge_dim), which do not fuse yet"
+NO_EDGE_DIM = "edge_attr is given to a layer without edge_dim, which adds it to the values as it is"
+MISFIT = "edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"
 NO_RATE = "dropout is 1.0; the kernels take rates from 0 to below 1"
 NO_WEIGHTS = "return_attention_weights is set; a fused layer never stores the weights"
 
@@ -122,10 +123,32 @@ def test_reasons(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make(width=4)
     falls_back(plain, (x, edge_index))
     falls_back(plain, ([x, x], edge_index))
-    falls_back(make(width=4, edge_dim=3), (x, edge_index, edge_attr), NO_FEATURES)
+    featured = make(width=4, edge_dim=3)
+    falls_back(featured, (x, edge_index, edge_attr))
+    assert graphfuse.why_not(featured[0], x, edge_index) == [MISFIT]
+    for wrong in (
+        edge_attr[1:],
+        edge_attr[:, :2],
+        edge_attr.double(),
+        edge_attr[:, :, None],
+        edge_attr.cpu().numpy(),
+    ):
+        assert graphfuse.why_not(featured[0], x, edge_index, wrong) == [MISFIT]
     with pytest.raises(AssertionError):
-        make(width=4, edge_dim=3)[0](x, edge_index)
-    falls_back(plain, (x, edge_index, edge_attr[:, :1, None]), NO_FEATURES)  # added to the values
+        featured[0](x, edge_index)
+    hooked = make(width=4, edge_dim=3)
+    for layer in hooked:
+        layer.lin_edge.register_forward_hook(lambda module, args, out: 2 * out)
+    falls_back(hooked, (x, edge_index, edge_attr), "lin_edge is not a plain linear map in the dtype of x")
+    falls_back(
+        make(width=16, heads=64, edge_dim=3),
+        (x, edge_index, edge_attr),
+    )
+    wide = (
+        "heads * max(out_channels, edge_dim) is over 4096 in powers of two (got 128 heads of 33, edge_dim 3)"
+    )
+    falls_back(make(width=33, heads=128, edge_dim=3), (x, edge_index, edge_attr), wide)
+    falls_back(plain, (x, edge_index, edge_attr[:, :1, None]), NO_EDGE_DIM)
     falls_back(plain, (x, edge_index, None, False), NO_WEIGHTS)
     falls_back(plain, (x, edge_index, None, 1))  # PyG looks for a bool
     falls_back(make(width=257), (x, edge_index), "out_channels is 257; the kernels take heads of at most 256")
