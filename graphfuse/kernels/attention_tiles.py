@@ -79,13 +79,54 @@ def per_row(x, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
     return x
 
 
+@triton.constexpr_function
+def threshold(dropout):
+    # draws of 16 bits below this are dropped
+    return round(dropout * 65536)
+
+
 @triton.jit
 def kept(seed_ptr, dst, src, copy, head, DROPOUT: tl.constexpr):
-    # Whether dropout keeps the weight of each edge and head: a hash that both directions compute alike.
+    # Whether dropout keeps the weight of each edge and head: a hash that both directions compute alike. One
+    # Philox of 7 rounds draws 16 bits for each of 4 receivers and 2 sources.
     dst, src = tl.broadcast(dst, src)
     copy, head = tl.broadcast_to(copy, dst.shape), tl.zeros_like(dst) + head
-    drawn, _, _, _ = tl.philox(tl.load(seed_ptr), dst, src, copy, head)
-    return (drawn >> 8).to(tl.int32) >= int(DROPOUT * 16777216)
+    a, b, c, d = tl.philox(tl.load(seed_ptr), dst >> 2, src >> 1, copy, head, 7)
+    word = _one_of(dst & 3, a, b, c, d)
+    return ((word >> ((src & 1) * 16).to(word.dtype)) & 0xFFFF).to(tl.int32) >= threshold(DROPOUT)
+
+
+@triton.jit
+def _one_of(which, a, b, c, d):
+    return tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
+
+
+@triton.jit
+def kept_tile(
+    seed_ptr, window, column, copy, head, TRANSPOSED: tl.constexpr, GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    # `kept` for a tile that `group_tile` describes, with one Philox for the neighbours among its rows, which
+    # are receivers or, TRANSPOSED, sources.
+    NEIGHBOURS: tl.constexpr = 2 if TRANSPOSED else 4
+    HEIGHT: tl.constexpr = 16 // NEIGHBOURS
+    place = tl.arange(0, GROUP * HEIGHT)
+    rows = tl.broadcast_to((window * HEIGHT + place % HEIGHT)[:, None], (GROUP * HEIGHT, COLUMNS))
+    heads = tl.broadcast_to((head + place // HEIGHT)[:, None], rows.shape)
+    copy = tl.broadcast_to(copy[None, :], rows.shape)
+    column = tl.broadcast_to(column[None, :], rows.shape)
+    seed = tl.load(seed_ptr)
+    if TRANSPOSED:
+        a, b, c, d = tl.philox(seed, column >> 2, rows, copy, heads, 7)
+        word = _one_of(column & 3, a, b, c, d)
+        drawn = tl.join((word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32) & 0xFFFF)
+        drawn = tl.permute(drawn, (0, 2, 1))
+    else:
+        a, b, c, d = tl.philox(seed, rows, column >> 1, copy, heads, 7)
+        shift = ((column & 1) * 16).to(a.dtype)
+        drawn = tl.join(tl.join(a >> shift, c >> shift), tl.join(b >> shift, d >> shift))
+        drawn = tl.permute(drawn.to(tl.int32) & 0xFFFF, (0, 2, 3, 1))
+    return (drawn >= threshold(DROPOUT)).reshape(GROUP * 16, COLUMNS)
 
 
 @triton.jit
@@ -125,4 +166,4 @@ def inverse(total):
 def slope(p, dp, delta, PRECISE: tl.constexpr):
     # Derivative of the loss in a score. Where one weight is all of a row there is none: p * (dp - delta) is
     # then the rounding error of delta, which a hub would add up.
-    return tl.where(p < (1 - 2.0**-22 if PRECISE else 1 - 2.0**-16), p * (dp - delta), 0.0)
+    return tl.where(p >= (1 - 2.0**-22 if PRECISE else 1 - 2.0**-16), 0.0, p * (dp - delta))  # a NaN stays

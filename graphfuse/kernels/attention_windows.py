@@ -8,6 +8,7 @@ from graphfuse.kernels.attention_tiles import (
     group_tile,
     inverse,
     kept,
+    kept_tile,
     load_bits,
     of_receivers,
     rate_of,
@@ -104,7 +105,7 @@ def attention_window_kernel(
         rescale = tl.exp2(top * RATE - shift)
         total = total * rescale + tl.sum(p, 1)
         if DROPOUT > 0:
-            keep = kept(seed_ptr, rows[:, None], column[None, :], copy[None, :], heads[:, None], DROPOUT)
+            keep = kept_tile(seed_ptr, window, column, copy, head, False, GROUP, COLUMNS, DROPOUT)
             p = tl.where(keep, p, 0.0)
         acc = dot(p.to(v.dtype), v, acc * rescale[:, None], ACC)
         top = higher
@@ -191,10 +192,7 @@ def attention_bwd_window_kernel(
             ds = p * dp
         else:
             dp = dot(own_value, tl.trans(other_value), tl.zeros_like(outside), ACC)
-            dst, src = rows[:, None], column[None, :]
-            if TRANSPOSED:
-                dst, src = src, dst
-            keep = kept(seed_ptr, dst, src, copy[None, :], heads[:, None], DROPOUT)
+            keep = kept_tile(seed_ptr, window, column, copy, head, TRANSPOSED, GROUP, COLUMNS, DROPOUT)
             dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
             dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
             ds = slope(p, dp, delta, False)

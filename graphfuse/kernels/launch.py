@@ -220,7 +220,7 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
     if width <= 64:
         return Config(width, 32, 3 if group > 1 else 2, 1, rows=group)
     if width <= 128:
-        return Config(width, 32, 2, 4) if dropout else Config(width, 64, 2, 2)
+        return Config(width, 32, 2, 4) if dropout or dim % 8 != 0 else Config(width, 64, 2, 2)
     return Config(width, 16, 2, 4)
 
 
@@ -235,26 +235,20 @@ def attention_merge(dim: int) -> int:
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
-    """Row kernels of attention, elements of ``size`` bytes.
+def attention_row(heads: int, dim: int, edge_dim: int = 0) -> Config:
+    """Row kernels of attention.
 
     ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
-    heads in one program. In half precision a step of one warp is one load of 16 bytes a thread.
+    heads in one program. A step of one warp is one or two loads of 16 bytes for each of its threads.
     """
     block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
     block_heads = _power_of_two(heads)
-    if edge_dim > 0:
-        width = block_heads * max(block_dim, block_edge)
-        warps = min(16, max(1, width // 256))
-        step = min(16, max(1, 256 * warps // width))
-        return Config(block_dim, step, 2, warps, block_edge, rows=block_heads)
-    block_heads = min(block_heads, max(1, 512 // block_dim))
-    width = block_heads * block_dim
-    if size > 2:
-        warps = 1 if width <= 64 else 4 if width <= 256 else 8
-        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, block_edge, rows=block_heads)
-    warps = max(1, width // 256)
-    return Config(block_dim, min(32, max(1, 256 // width)), 3, warps, block_edge, rows=block_heads)
+    if edge_dim == 0:
+        block_heads = min(block_heads, max(1, 512 // block_dim))
+    width = block_heads * max(block_dim, block_edge)
+    warps = min(16, max(1, width // 256))
+    step = min(32, max(1, 256 // width))
+    return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

@@ -31,10 +31,11 @@ class GraphTransformerLayer(MessagePassing):
         x'_i &= \mathrm{Norm}\bigl(\hat h_i + W_2\, \mathrm{ReLU}(W_1 \hat h_i)\bigr)
 
     Scores, softmax and the weighted sum are one kernel (:func:`graphfuse.ops.sparse_attention`); query, key
-    and value are one product of stacked weights. Where fusion does not apply (see
-    :func:`graphfuse.why_not`), the same layer runs PyG's path. :math:`Q`, :math:`K` and :math:`V` have no
-    bias, as in the authors' code; :math:`O`, :math:`W_1` and :math:`W_2` have one. Their code clamps the
-    scores to [-5, 5]; this layer does not, its softmax subtracts the row's maximum. No self-loops are added.
+    and value are one product of stacked weights; the map of edge features is folded into query and result, so
+    no projected row per edge is stored. Where fusion does not apply (see :func:`graphfuse.why_not`), the same
+    layer runs PyG's path. :math:`Q`, :math:`K` and :math:`V` have no bias, as in the authors' code;
+    :math:`O`, :math:`W_1` and :math:`W_2` have one. Their code clamps the scores to [-5, 5]; this layer does
+    not, its softmax subtracts the row's maximum. No self-loops are added.
 
     Args:
         channels: Size of each input and output row, a multiple of ``heads``.

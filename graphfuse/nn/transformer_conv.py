@@ -34,7 +34,9 @@ class TransformerConv(MessagePassing):
     Constructor, forward, parameters, ``state_dict``, initialisation and options are those of
     :class:`torch_geometric.nn.TransformerConv`. Scores, softmax and the weighted sum are one kernel
     (:func:`graphfuse.ops.sparse_attention`); query, key, value and skip are one product of stacked weights.
-    Where fusion does not apply (see :func:`graphfuse.why_not`), the same layer runs PyG's path.
+    The map :math:`W_5` of edge features is folded into query and result, so no projected row per edge is
+    stored; the gate is :func:`graphfuse.ops.gated_skip`. Where fusion does not apply (see
+    :func:`graphfuse.why_not`), the same layer runs PyG's path.
 
     Args:
         in_channels: Size of each input row, or a pair for sources and receivers; ``-1`` derives it from the
@@ -45,7 +47,8 @@ class TransformerConv(MessagePassing):
         beta: Whether a learned gate :math:`\beta_i` weighs the skip connection against the sum,
             :math:`x'_i = \beta_i W_1 x_i + (1 - \beta_i) m_i`.
         dropout: Rate of dropout of the attention weights :math:`\alpha`, in training.
-        edge_dim: Size of edge features, which are projected and added to keys and values.
+        edge_dim: Size of edge features :math:`a`; :math:`W_5 a_{ij}` is added to the key and the value of an
+            edge.
         bias: Whether the projections learn a bias.
         root_weight: Whether to add the skip connection :math:`W_1 x_i`.
         **kwargs: Arguments of :class:`torch_geometric.nn.MessagePassing`.

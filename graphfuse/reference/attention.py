@@ -33,7 +33,7 @@ def sparse_attention(
         k: ``[num_src, heads, head_dim]``.
         v: ``[num_src, heads, head_dim]``.
         scale: The factor :math:`\lambda`; ``None`` means ``head_dim ** -0.5``.
-        dropout: Probability that a weight is dropped.
+        dropout: Probability that a weight is dropped, rounded to a multiple of 2^-16.
         seed: ``int64[1]``, of the dropped weights.
         edge_query: ``[num_dst, heads, edge_dim]``, given with ``edge_attr``.
         edge_attr: ``[num_edges, edge_dim]``, numbers of the edges.
@@ -57,7 +57,8 @@ def sparse_attention(
     weight = weight / total.index_select(0, dst)
     if dropout > 0:
         assert seed is not None
-        weight = weight * kept(edge_index, q.size(1), dropout, seed).to(weight.dtype) / (1 - dropout)
+        keep = kept(edge_index, q.size(1), dropout, seed).to(weight.dtype)
+        weight = weight * keep / (1 - round(dropout * 2**16) / 2**16)
     out = v.new_zeros(q.shape).index_add(0, dst, weight[:, :, None] * v.index_select(0, src))
     if edge_attr is None:
         return out
@@ -69,19 +70,22 @@ def sparse_attention(
 def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:
     """Which weights dropout keeps, ``bool[num_edges, heads]``: a hash of (receiver, source, copy, head).
 
-    Philox-4x32 of 10 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it.
+    Philox-4x32 of 7 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it. Its four words are 16 bits
+    for each of 4 neighbouring receivers and 2 neighbouring sources.
     """
     src, dst = edge_index[0].long(), edge_index[1].long()
-    counters = [dst, src, copy_of(edge_index), torch.zeros_like(src)]
+    counters = [dst >> 2, src >> 1, copy_of(edge_index), torch.zeros_like(src)]
     c0, c1, c2, c3 = (counter[:, None].expand(-1, heads) for counter in counters)
     c3 = c3 + torch.arange(heads, device=src.device)
     key0, key1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-    for _ in range(10):
+    for _ in range(7):
         high0, low0 = _product(0xD2511F53, c0)
         high1, low1 = _product(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
         key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0 >> 8 >= int(dropout * 2**24)
+    which = (dst & 3)[:, None, None].expand(-1, heads, 1)
+    word = torch.stack([c0, c1, c2, c3], 2).gather(2, which).squeeze(2)
+    return word >> (src & 1)[:, None] * 16 & 0xFFFF >= round(dropout * 2**16)
 
 
 def copy_of(edge_index: Tensor) -> Tensor:
