@@ -111,7 +111,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...]) -> Plan:
             attention_window_kernel, num_tasks * -(-heads // config.rows), config.warps, graph, rest
         )
     else:
-        config = launch.attention_row(heads, dim, edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, acc)

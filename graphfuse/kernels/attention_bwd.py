@@ -146,7 +146,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest)
     else:
-        config = launch.attention_row(heads, dim, edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, acc)
@@ -169,7 +169,7 @@ def _stats(
     plans = structure.walk.plans
     key = ("attention_delta", shape, grad.stride(0))
     if key not in plans:
-        config = launch.attention_row(shape.heads, shape.dim, shape.edge_dim)
+        config = launch.attention_row(shape.heads, shape.dim, shape.dtype.itemsize, shape.edge_dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, shape.edge_dim)
         rest += (config.rows, config.block_dim, config.block_out, accumulator(shape.dtype))
         programs = grad.size(0) * -(-shape.heads // config.rows)

@@ -235,19 +235,23 @@ def attention_merge(dim: int) -> int:
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, edge_dim: int = 0) -> Config:
-    """Row kernels of attention.
+def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
+    """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
-    heads in one program. A step of one warp is one or two loads of 16 bytes for each of its threads.
+    heads in one program. In half precision a step of one warp is one load of 16 bytes for each of its threads;
+    float32 sums more edges in a step, which keeps the sums of long rows exact.
     """
     block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
     block_heads = _power_of_two(heads)
     if edge_dim == 0:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
+    if size > 2 and edge_dim == 0:
+        warps = 1 if width <= 64 else 4 if width <= 256 else 8
+        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
-    step = min(32, max(1, 256 // width))
+    step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
 
 

@@ -213,7 +213,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     edges = ("edge_query_ptr", "edge_value_ptr", "edge_attr_ptr", "edge_sum_ptr", "d_edge_query_ptr")
     operands |= dict.fromkeys((*edges, "d_edge_attr_ptr"), pointer) if edge_dim > 0 else {}
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
-    rows = launch.attention_row(heads, dim, edge_dim)
+    rows = launch.attention_row(heads, dim, 4 if dtype == "fp32" else 2, edge_dim)
     kernels = [
         (attention_rows.attention_row_kernel, rows, False),
         (attention_rows.attention_bwd_row_kernel, rows, False),

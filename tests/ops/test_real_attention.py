@@ -146,7 +146,7 @@ def test_as_exact_as_pyg_on_generated_graphs(name: str, dtype: torch.dtype, shap
 @pytest.mark.data
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dropout_as_exact_as_pyg(dtype: torch.dtype, data_root: Path) -> None:
-    compare_on("musae-github", data_root, dtype, (4, 32), dropout=0.3)
+    compare_on("musae-github", data_root, dtype, (4, 32), dropout=0.25)
 
 
 @pytest.mark.gpu
@@ -154,7 +154,7 @@ def test_dropout_as_exact_as_pyg(dtype: torch.dtype, data_root: Path) -> None:
 def test_dropout_as_exact_as_pyg_on_repeated_edges(dtype: torch.dtype) -> None:
     edge_index, _ = graph("hubs", None)
     assert torch.unique(edge_index, dim=1).size(1) < edge_index.size(1)
-    compare_on("hubs", None, dtype, (4, 32), dropout=0.3)
+    compare_on("hubs", None, dtype, (4, 32), dropout=0.25)
 
 
 def check_repeats(
