@@ -239,7 +239,7 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
-    heads in one program. In half precision a step of one warp is one load of 16 bytes for each thread. float32
+    heads in one program. In half precision a step of one warp is one load of 16 bytes a thread. float32
     joins more edges in a step: shorter chains of additions, without which long rows lose bits.
     """
     block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
