@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import WINDOW, decode
@@ -36,8 +38,26 @@ class Walk(NamedTuple):
         return self.column.numel()
 
 
+_WALKS: WeakIdKeyDictionary = WeakIdKeyDictionary()  # packed tensor -> its directions
+_LOCK = threading.Lock()
+
+
 def walk(packed: Tensor, transposed: bool) -> Walk:
-    """The forward (``transposed=False``) or backward direction of ``packed`` windows or rows."""
+    """The forward (``transposed=False``) or backward direction of ``packed`` windows or rows.
+
+    One object for as long as ``packed`` lives, so that what was prepared for a walk serves a registered op
+    too, which receives nothing but tensors.
+    """
+    with _LOCK:
+        directions: dict[bool, Walk] | None = _WALKS.get(packed)
+        if directions is None:
+            directions = _WALKS[packed] = {}
+    if transposed not in directions:
+        directions.setdefault(transposed, _walk(packed, transposed))
+    return directions[transposed]
+
+
+def _walk(packed: Tensor, transposed: bool) -> Walk:
     kind, scalars, sections = packing.unpack(packed)
     rows, cols = scalars.num_dst, scalars.num_src
     split, slots = scalars.split_dst, scalars.slots_dst

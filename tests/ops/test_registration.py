@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse import RowWindows, ops, reference
+from graphfuse.formats.walk import walks
 from graphfuse.testing import GRAPHS
 from tests.ops.test_spmm import build, draw
 
@@ -57,6 +58,14 @@ def test_the_registered_op_gives_the_same_bits_as_the_direct_call(device: torch.
         registered = run()
     assert watch.seen.count("graphfuse.spmm.default") == 2  # forward and backward
     assert all(map(torch.equal, direct, registered))
+
+
+def test_a_registered_op_finds_what_was_prepared(device: torch.device) -> None:
+    windows, _, _, _ = build("bipartite_tall", device)
+    for packed, rows in ((windows.packed_windows, False), (windows.packed_rows, True)):
+        direct = windows.walks(rows, with_edges=False)
+        assert walks(packed, None, False).forward is direct.forward
+        assert walks(packed, None, True).forward is windows.transpose().walks(rows, True).forward
 
 
 def test_compile_has_no_graph_break(device: torch.device) -> None:
