@@ -81,8 +81,8 @@ def activation(value: str | None) -> bool:
     return value == "relu"
 
 
-def runs_kernel(x: Tensor) -> bool:
-    """Whether the op launches a kernel for ``x`` (else, on a CPU, it runs the reference).
+def runs_kernel(x: Tensor, name: str = "x") -> bool:
+    """Whether the op launches a kernel for ``x``, its argument ``name`` (else, on a CPU, the reference).
 
     Raises:
         ValueError: ``x`` is on a GPU and the kernels do not take it.
@@ -92,4 +92,4 @@ def runs_kernel(x: Tensor) -> bool:
         return True
     if x.device.type == "cpu":
         return False
-    raise ValueError(f"`x` does not fit the kernels: {problem}; graphfuse.reference runs everywhere")
+    raise ValueError(f"`{name}` does not fit the kernels: {problem}; graphfuse.reference runs everywhere")

@@ -121,7 +121,7 @@ def sparse_attention(
         raise ValueError(f"`seed` must be int64[1] on {q.device} (got {got})")
     _check_edges(q, windows.num_edges, edge_query, edge_attr)
     if not torch.compiler.is_compiling():
-        _check.runs_kernel(q)
+        _check.runs_kernel(q, "q")
         pin_if_capturing(windows)
     with_edges = edge_attr is not None
     rows = with_edges or launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)

@@ -51,7 +51,7 @@ def gated_skip(out: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     if dim > MAX_DIM:
         raise ValueError(f"`out` must have at most {MAX_DIM} columns (got {dim})")
     if not torch.compiler.is_compiling():
-        _check.runs_kernel(out)
+        _check.runs_kernel(out, "out")
     y: Tensor
     if is_plain_eager() and _PLAIN.issuperset(map(type, (out, skip, weight))):
         y = _apply(True, out, skip, weight)

@@ -44,7 +44,7 @@ def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = Fa
     _check.matrix("b", b, num_src, a.device, a.size(1))
     _check.same_dtype("b", b, "a", a.dtype)
     if not torch.compiler.is_compiling():
-        _check.runs_kernel(a)
+        _check.runs_kernel(a, "a")
         pin_if_capturing(windows)
     graph = graph_of(windows, True, True, a, b)
     product: Tensor

@@ -207,6 +207,13 @@ def test_mistakes_are_named(device: torch.device) -> None:
         attend(q.new_ones(21, 1, 300), k.new_ones(50, 1, 300), k.new_ones(50, 1, 300))
 
 
+@pytest.mark.gpu
+def test_float64_on_a_gpu_points_elsewhere() -> None:
+    windows, _, given = draw("bipartite", torch.device("cuda"), torch.float64, 2, 4)
+    with pytest.raises(ValueError, match="`q` does not fit the kernels: float64 runs on PyG's path"):
+        ops.sparse_attention(**given, windows=windows)
+
+
 def test_opcheck(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4)
     packed = (windows.packed_rows, None, False, *windows.shape)
