@@ -225,7 +225,7 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
 
 
 def attention_group(heads: int, dim: int) -> int:
-    """Heads that a window program takes: two where one would read less than 64 bytes of a row."""
+    """Heads that a window program takes: two where one would read at most 32 bytes of a row."""
     return 2 if heads > 1 and dim <= 16 else 1
 
 
@@ -240,7 +240,7 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
 
     ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
     heads in one program. In half precision a step of one warp is one load of 16 bytes a thread. float32
-    joins more edges in a step: shorter chains of additions, without which long rows lose bits.
+    joins more edges in a step: so it passed the accuracy tests on real graphs, and narrower steps did not.
     """
     block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
     block_heads = _power_of_two(heads)

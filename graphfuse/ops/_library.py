@@ -66,13 +66,14 @@ def below_autograd(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
 
 
-def is_plain_eager() -> bool:
-    """Whether no tracer, dispatch mode or functorch transform watches this call."""
-    return not (
+def runs_directly(*tensors: Tensor | None) -> bool:
+    """Whether a call may skip the dispatcher: plain tensors, and nothing but autograd watches them."""
+    watched = (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
     )
+    return not watched and _PLAIN.issuperset(map(type, tensors))
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Any:
@@ -86,19 +87,20 @@ def for_gradient(graph: Graph, *grads: Tensor | None) -> Graph:
     A batch of gradients, as of ``torch.autograd.functional.jacobian(vectorize=True)``, has no memory that a
     kernel could read: PyTorch calls the registered op for one at a time.
     """
-    if isinstance(graph, Walks) and any(grad is not None and _is_batched(grad) for grad in grads):
+    if isinstance(graph, Walks) and any(grad is not None and is_batched(grad) for grad in grads):
         return Packed(*graph.source, graph.forward.num_rows, graph.forward.num_cols)
     return graph
 
 
-def _is_batched(tensor: Tensor) -> bool:
+def is_batched(tensor: Tensor) -> bool:
+    """Whether ``tensor`` stands for a batch, under either of PyTorch's ways to vectorise gradients."""
     batched = torch._C._functorch
     return batched.is_legacy_batchedtensor(tensor) or batched.is_batchedtensor(tensor)
 
 
 def graph_of(windows: RowWindows, rows: bool, with_edges: bool, *tensors: Tensor | None) -> Graph:
     """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors."""
-    if is_plain_eager() and _PLAIN.issuperset(map(type, tensors)):
+    if runs_directly(*tensors):
         return windows.walks(rows, with_edges)
     order = None
     if with_edges:

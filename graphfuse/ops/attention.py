@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
-from graphfuse.formats.walk import Walks, copies, to_edge_index
+from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
@@ -155,6 +155,17 @@ def _check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr
         )
 
 
+class Operands(NamedTuple):
+    """Tensors that forward takes, in the order of the registered ops."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seed: Tensor | None
+    edge_query: Tensor | None
+    edge_attr: Tensor | None
+
+
 @functools.cache
 def _launchers() -> Any:
     from graphfuse.kernels import attention, attention_bwd  # imports triton
@@ -162,62 +173,37 @@ def _launchers() -> Any:
     return attention, attention_bwd
 
 
-def _structures(w: Walks, dropout: float) -> tuple[Any, Any]:
+def _structure(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
+    edge_perm = None if order is None else order.perm
+    return _launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
+
+
+def _prepared(scale: float, dropout: float, given: Operands) -> tuple[Any, Any, Any]:
+    """What the launchers take beside the graph: q, k and v; the edges' tensors; the shape."""
     kernels, _ = _launchers()
-    forward, backward = (
-        kernels.Structure(walk, copies(walk) if dropout > 0 else None, None if order is None else order.perm)
-        for walk, order in ((w.forward, w.edges), (w.backward, w.backward_edges))
-    )
-    return forward, backward
+    edges, edge_dim = None, 0
+    if given.edge_query is not None and given.edge_attr is not None:
+        edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
+        edge_dim = edges.attr.size(1)
+    q = given.q
+    shape = kernels.Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim)
+    return tuple(map(contiguous_heads, given[:3])), edges, shape
 
 
-def _shape(scale: float, dropout: float, q: Tensor, edge_attr: Tensor | None) -> Any:
-    edge_dim = 0 if edge_attr is None else edge_attr.size(1)
-    return _launchers()[0].Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim)
-
-
-def _edges(edge_query: Tensor | None, edge_attr: Tensor | None) -> Any:
-    if edge_query is None or edge_attr is None:
-        return None
-    return _launchers()[0].Edges(edge_query.contiguous(), contiguous_rows(edge_attr))
-
-
-def _run(
-    w: Walks,
-    scale: float,
-    dropout: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed: Tensor | None,
-    edge_query: Tensor | None,
-    edge_attr: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if not _check.runs_kernel(q):
-        out, edge_sum = _definition(w, scale, dropout, q, k, v, seed, edge_query, edge_attr)
-        return out, q.new_empty(0), edge_sum
-    kernels, _ = _launchers()
-    found: tuple[Tensor, Tensor, Tensor] = kernels.attention_fwd(
-        _structures(w, dropout)[0],
-        *(contiguous_heads(tensor) for tensor in (q, k, v)),
-        seed,
-        _edges(edge_query, edge_attr),
-        _shape(scale, dropout, q, edge_attr),
-    )
+def _run(w: Walks, scale: float, dropout: float, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    given = Operands(*operands)
+    if not _check.runs_kernel(given.q):
+        out, edge_sum = _definition(w, scale, dropout, given)
+        return out, out.new_empty(0), edge_sum
+    qkv, edges, shape = _prepared(scale, dropout, given)
+    structure = _structure(w.forward, w.edges, dropout)
+    found: tuple[Tensor, Tensor, Tensor]
+    found = _launchers()[0].attention_fwd(structure, *qkv, given.seed, edges, shape)
     return found
 
 
-def _definition(
-    w: Walks,
-    scale: float,
-    dropout: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed: Tensor | None,
-    edge_query: Tensor | None,
-    edge_attr: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _definition(w: Walks, scale: float, dropout: float, given: Operands) -> tuple[Tensor, Tensor]:
+    q, k, v, seed, edge_query, edge_attr = given
     edge_index = to_edge_index(w.forward)
     if edge_attr is not None:
         assert w.edges is not None
@@ -227,55 +213,37 @@ def _definition(
 
 
 def _run_backward(
-    w: Walks,
-    scale: float,
-    dropout: float,
-    with_edge_attr: bool,
-    grad: Tensor,
-    edge_value: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed: Tensor | None,
-    edge_query: Tensor | None,
-    edge_attr: Tensor | None,
-    out: Tensor,
-    softmax: Tensor,
-    edge_sum: Tensor,
+    w: Walks, scale: float, dropout: float, with_edge_attr: bool, grad: Tensor, edge_value: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if not _check.runs_kernel(q):
-        operands = (q, k, v, seed, edge_query, edge_attr)
-        return _backward_of_definition(w, scale, dropout, grad, edge_value, operands)
+    given, (out, softmax, edge_sum) = Operands(*rest[:-3]), rest[-3:]
+    if not _check.runs_kernel(given.q):
+        return _backward_of_definition(w, scale, dropout, grad, edge_value, given)
+    qkv, edges, shape = _prepared(scale, dropout, given)
     _, kernels = _launchers()
-    grad, q, k, v = (contiguous_heads(tensor) for tensor in (grad, q, k, v))
-    saved = kernels.Saved(q, k, v, out, softmax, edge_sum, seed, _edges(edge_query, edge_attr))
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.attention_bwd(
-        _structures(w, dropout),
-        grad,
-        None if edge_attr is None else edge_value.contiguous(),
-        saved,
-        _shape(scale, dropout, q, edge_attr),
+        (_structure(w.forward, w.edges, dropout), _structure(w.backward, w.backward_edges, dropout)),
+        contiguous_heads(grad),
+        None if edges is None else edge_value.contiguous(),
+        kernels.Saved(*qkv, out, softmax, edge_sum, given.seed, edges),
+        shape,
         with_edge_attr,
     )
     return found
 
 
 def _backward_of_definition(
-    w: Walks, scale: float, dropout: float, grad: Tensor, edge_value: Tensor, operands: tuple[Any, ...]
+    w: Walks, scale: float, dropout: float, grad: Tensor, edge_value: Tensor, given: Operands
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     # through functorch, which works below autograd too, where a registered op runs
-    q, k, v, seed, edge_query, edge_attr = operands
+    def run(q: Tensor, k: Tensor, v: Tensor, *of_edges: Tensor) -> tuple[Tensor, Tensor]:
+        edge_query, edge_attr = of_edges or (None, None)
+        return _definition(w, scale, dropout, Operands(q, k, v, given.seed, edge_query, edge_attr))
 
-    def run(*given: Any) -> tuple[Tensor, ...]:
-        of_edges = given[3:] or (None, None)
-        found = _definition(w, scale, dropout, given[0], given[1], given[2], seed, *of_edges)
-        return found if given[3:] else found[:1]
-
-    given = (q, k, v) if edge_attr is None else (q, k, v, edge_query, edge_attr)
-    _, pull, *_ = torch.func.vjp(run, *given)
-    empty = grad.new_empty(0)
-    found: list[Tensor] = [*pull((grad, edge_value)[: len(given) // 2]), empty, empty]
-    return found[0], found[1], found[2], found[3], found[4]
+    of_edges = () if given.edge_attr is None else (given.edge_query, given.edge_attr)
+    _, pull, *_ = torch.func.vjp(run, *given[:3], *of_edges)
+    dq, dk, dv, *of_edges = pull((grad, edge_value))
+    d_query, d_attr = of_edges or (grad.new_empty(0), grad.new_empty(0))
+    return dq, dk, dv, d_query, d_attr
 
 
 def contiguous_heads(x: Tensor) -> Tensor:
@@ -283,17 +251,8 @@ def contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.size(2), 1) and x.stride(0) > 0 else x.contiguous()
 
 
-def _fake(
-    graph: Packed,
-    scale: float,
-    dropout: float,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed: Tensor | None,
-    edge_query: Tensor | None,
-    edge_attr: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(graph: Packed, scale: float, dropout: float, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, edge_query = operands[0], Operands(*operands).edge_query
     softmax = q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
     return q.new_empty(q.shape), softmax, q.new_empty(0 if edge_query is None else edge_query.shape)
 
@@ -305,14 +264,9 @@ def _fake_backward(
     with_edge_attr: bool,
     grad: Tensor,
     edge_value: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed: Tensor | None,
-    edge_query: Tensor | None,
-    edge_attr: Tensor | None,
-    *results: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, _, edge_query, edge_attr = Operands(*rest[:-3])
     d_query = q.new_empty(0 if edge_query is None else edge_query.shape)
     d_attr = q.new_empty(0 if edge_attr is None or not with_edge_attr else edge_attr.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_query, d_attr
@@ -323,19 +277,9 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        graph: Graph,
-        scale: float,
-        dropout: float,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        seed: Tensor | None,
-        edge_query: Tensor | None,
-        edge_attr: Tensor | None,
+        ctx: Any, graph: Graph, scale: float, dropout: float, *operands: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Over the forward direction of ``graph``."""
-        operands = (q, k, v, seed, edge_query, edge_attr)
+        """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
             results = _run(graph, scale, dropout, *operands)
@@ -344,20 +288,26 @@ class Attention(torch.autograd.Function):
         ctx.graph, ctx.scale, ctx.dropout = graph, scale, dropout
         ctx.save_for_backward(*operands, *results)
         ctx.mark_non_differentiable(results[1])
+        ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the softmax with zeros
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor, edge_value: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of ``q``, ``k``, ``v``, ``edge_query`` and ``edge_attr``."""
-        with_edges, with_edge_attr = ctx.saved_tensors[5] is not None, bool(ctx.needs_input_grad[8])
+    def backward(
+        ctx: Any, grad: Tensor | None, _: None, edge_value: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the operands."""
+        given, (out, _, edge_sum) = Operands(*ctx.saved_tensors[:-3]), ctx.saved_tensors[-3:]
+        with_edge_attr = bool(ctx.needs_input_grad[3 + Operands._fields.index("edge_attr")])
+        grad = torch.zeros_like(out) if grad is None else grad
+        edge_value = torch.zeros_like(edge_sum) if edge_value is None else edge_value
         arguments = (ctx.scale, ctx.dropout, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
         graph = for_gradient(ctx.graph, grad, edge_value)
         if isinstance(graph, Walks):
             dq, dk, dv, d_query, d_attr = _run_backward(graph, *arguments)
         else:
             dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
-        of_edges = (d_query if with_edges else None, d_attr if with_edge_attr else None)
+        of_edges = (None if given.edge_query is None else d_query, d_attr if with_edge_attr else None)
         return None, None, None, dq, dk, dv, None, *of_edges
 
 

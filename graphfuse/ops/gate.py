@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse import reference
 from graphfuse.ops import _check
-from graphfuse.ops._library import _PLAIN, _is_batched, below_autograd, direct_apply, is_plain_eager
+from graphfuse.ops._library import below_autograd, direct_apply, is_batched, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
 
 MAX_DIM = 4096  # a row that a program holds on chip
@@ -53,7 +53,7 @@ def gated_skip(out: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         _check.runs_kernel(out, "out")
     y: Tensor
-    if is_plain_eager() and _PLAIN.issuperset(map(type, (out, skip, weight))):
+    if runs_directly(out, skip, weight):
         y = _apply(True, out, skip, weight)
     else:
         y = torch.ops.graphfuse.gated_skip(out, skip, weight)
@@ -115,7 +115,7 @@ class GatedSkip(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``out``, ``skip`` and ``weight``."""
-        if ctx.direct and not _is_batched(grad):
+        if ctx.direct and not is_batched(grad):
             return None, *_run_backward(grad, *ctx.saved_tensors)
         return None, *torch.ops.graphfuse.gated_skip_backward(grad, *ctx.saved_tensors)
 
