@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import load_task
+from graphfuse.kernels.tiles import row_task
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
@@ -27,15 +27,9 @@ def _sddmm_row_kernel(
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    if pid < num_tasks:
-        row, begin, end, _ = load_task(tasks_ptr, pid)
-    else:
-        row = pid - num_tasks
-        begin = tl.load(ptr_ptr + row)
-        end = tl.load(ptr_ptr + row + 1)
-        if end - begin > split:
-            return  # its slices were listed as tasks
+    row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    if listed:
+        return
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -44,7 +38,9 @@ def _sddmm_row_kernel(
         for first in tl.range(0, DIM, BLOCK_DIM, num_stages=1):
             offs_dim = first + tl.arange(0, BLOCK_DIM)
             mask_dim = offs_dim < DIM
-            a = tl.load(a_ptr + row.to(tl.int64) * a_stride + offs_dim, mask=mask_dim, other=0.0).to(ACC)
+            a = tl.load(a_ptr + tl.cast(row, tl.int64) * a_stride + offs_dim, mask=mask_dim, other=0.0).to(
+                ACC
+            )
             offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
             b = tl.load(b_ptr + offs_b, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
             total += tl.sum(a[None, :] * b, 1)
