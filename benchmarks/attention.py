@@ -15,6 +15,7 @@ from benchmarks.bench import Bench, Prepared, Problem, device, machine
 from graphfuse import RowWindows, ops
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
+from graphfuse.reference.attention import kept
 
 _GRAPHS = (
     "cora", "pubmed", "github", "blogcatalog3", "ego-twitter", "dblp-2010", "uniform-1m-12m", "reddit",
@@ -33,8 +34,8 @@ class Inputs:
 
     def run(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], path: str = "-") -> Prepared:
         """``attention`` of q, k and v and, with a gradient of the output, theirs."""
-        *inputs, grad = self.operands
-        q, k, v = (x.detach().requires_grad_(grad is not None) for x in inputs)
+        grad = self.operands.grad
+        q, k, v = (x.detach().requires_grad_(grad is not None) for x in self.operands[:3])
 
         def call() -> Sequence[Tensor]:
             out = attention(q, k, v)
@@ -45,18 +46,22 @@ class Inputs:
         return Prepared(call, call, path)
 
 
-def _problem(graph: str, shape: tuple[int, int], dtype: torch.dtype, mode: str) -> Problem:
+def _problem(
+    graph: str, shape: tuple[int, int], dtype: torch.dtype, mode: str, dropout: float = 0.0
+) -> Problem:
     loaded = graphs.load(graph, device())
     random = torch.Generator(device()).manual_seed(0)
     size = (loaded.num_nodes, *shape)
     q, k, v, grad = (torch.randn(size, device=device(), generator=random).to(dtype) for _ in range(4))
     backward = mode == "fwd+bwd"
-    operands = truth.Operands(q, k, v, grad if backward else None)
+    seed = torch.tensor([1 << 40 | 5], device=device()) if dropout > 0 else None
+    operands = truth.Operands(q, k, v, grad if backward else None, dropout, seed)
     expected = _expected(loaded, operands)
     windows = loaded.windows
     rows = launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
     facts = loaded.facts(dtype)
-    facts["extra"] |= _yardsticks(loaded, rows, shape, dtype, mode)
+    facts["extra"] |= {"dropout": dropout} if dropout > 0 else _recorded(loaded, shape, dtype, mode)
+    facts["extra"] |= _gathers(windows, rows, shape, dtype)
     floor_ms = None
     if device().type == "cuda":
         floor_ms = floors.attention_ms(windows, rows, *shape, dtype, backward)
@@ -89,19 +94,24 @@ def _expected(graph: graphs.Graph, operands: truth.Operands) -> list[truth.Expec
     return found
 
 
-def _yardsticks(
-    graph: graphs.Graph, rows: bool, shape: tuple[int, int], dtype: torch.dtype, mode: str
-) -> dict[str, Any]:
-    """Peers' times, and the gathers that the floor is made of beside the best that was recorded with them."""
-    found: dict[str, Any] = {}
-    if dtype is torch.float16:
-        case = (machine()["gpu"], graph.name, *shape)
-        found = {"peers": peers.times(*case, mode), "recorded_gather_ms": peers.gather_ms(*case)}
-    if device().type == "cuda":
-        row_bytes = shape[0] * shape[1] * dtype.itemsize
-        found["gather_ms"] = floors.gather_ms(graph.windows, rows, row_bytes)
-        found["gather_kv_ms"] = floors.gather_kv_ms(graph.windows, rows, row_bytes)
+def _recorded(graph: graphs.Graph, shape: tuple[int, int], dtype: torch.dtype, mode: str) -> dict[str, Any]:
+    """Peers' times, which are without dropout, and the best gather that was recorded with them."""
+    if dtype is not torch.float16:
+        return {}
+    case = (machine()["gpu"], graph.name, *shape)
+    found = {"peers": peers.times(*case, mode), "recorded_gather_ms": peers.gather_ms(*case)}
     return {key: value for key, value in found.items() if value}
+
+
+def _gathers(windows: RowWindows, rows: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+    """The gathers that the floor is made of."""
+    if device().type != "cuda":
+        return {}
+    row_bytes = shape[0] * shape[1] * dtype.itemsize
+    return {
+        "gather_ms": floors.gather_ms(windows, rows, row_bytes),
+        "gather_kv_ms": floors.gather_kv_ms(windows, rows, row_bytes),
+    }
 
 
 def _bytes_moved(
@@ -118,13 +128,16 @@ def _bytes_moved(
 
 
 def _graphfuse(i: Inputs) -> Prepared:
-    windows = i.graph.windows
+    windows, dropout, seed = i.graph.windows, i.operands.dropout, i.operands.seed
     path = "fused" if kernel_problem(i.operands.q.device, i.operands.q.dtype) is None else "generic"
-    return i.run(lambda q, k, v: ops.sparse_attention(q, k, v, windows), path)
+    return i.run(lambda q, k, v: ops.sparse_attention(q, k, v, windows, None, dropout, seed), path)
 
 
 def _pyg(i: Inputs) -> Prepared:
-    layer = PygAttention()
+    factor, (q, *_, dropout, seed) = None, i.operands
+    if seed is not None:
+        factor = kept(i.graph.edge_index, q.size(1), dropout, seed).to(q.dtype) / (1 - dropout)
+    layer = PygAttention(factor)
     return i.run(lambda q, k, v: layer(q, k, v, i.graph.edge_index))
 
 
@@ -137,6 +150,13 @@ Bench(
             "shape": ((1, 64), (4, 32)),
             "dtype": (torch.bfloat16, torch.float32),
             "mode": _MODES,
+        },
+        {
+            "graph": ("github", "ego-twitter", "reddit"),
+            "shape": _SHAPES,
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+            "dropout": (0.3,),
         },
     ],
     problem=_problem,

@@ -31,8 +31,9 @@ class PygSum(MessagePassing):
 class PygAttention(MessagePassing):
     """The message of PyG's TransformerConv, without its projections: a key and a value an edge, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, factor: Tensor | None = None) -> None:
         super().__init__(aggr="add", node_dim=0)
+        self.factor = factor  # [num_edges, heads]: of dropout, drawn beforehand
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, edge_index: Tensor) -> Tensor:
         """Attention of each node over its in-neighbours, ``[num_nodes, heads, head_dim]``."""
@@ -49,9 +50,11 @@ class PygAttention(MessagePassing):
         ptr: Tensor | None,
         size_i: int | None,
     ) -> Tensor:
-        """As in PyG's TransformerConv, without edge features and dropout."""
+        """As in PyG's TransformerConv, without edge features."""
         alpha = (query_i * key_j).sum(dim=-1) / math.sqrt(query_i.size(-1))
         alpha = softmax(alpha, index, ptr, size_i)
+        if self.factor is not None:
+            alpha = alpha * self.factor
         return value_j * alpha.view(-1, query_i.size(1), 1)
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphfuse.reference.attention import kept
+
 _RANDOM, _LONGEST = 4096, 16
 _PIECE = 2**24  # elements that one step of a float64 sum holds
 
@@ -79,6 +81,8 @@ class Operands(NamedTuple):
     k: Tensor  # [num_src, heads, head_dim]
     v: Tensor  # [num_src, heads, head_dim]
     grad: Tensor | None = None  # of the output; None: forward only
+    dropout: float = 0.0  # of graphs without repeated edges
+    seed: Tensor | None = None
 
 
 class Softmax(NamedTuple):
@@ -142,19 +146,28 @@ def _softmax(at: Rows, x: Operands, dtype: torch.dtype) -> Softmax:
         for piece in _pieces(at, x):
             place = at.place[piece]
             p = (score[piece] - top[place]).exp() / total[place]
-            delta.index_add_(0, place, p * _dot(x.grad, x.v, at.rows[place], at.column[piece], dtype))
+            i, j = at.rows[place], at.column[piece]
+            delta.index_add_(0, place, p * _factor(x, i, j, p) * _dot(x.grad, x.v, i, j, dtype))
     return Softmax(top, total, delta)
 
 
 def _weights(
     x: Operands, i: Tensor, j: Tensor, place: Tensor, found: Softmax, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """Weight of each edge (j to i) and head, and the loss's derivative in q_i . k_j."""
+    """What each edge (j to i) and head weighs after dropout, and the loss's derivative in q_i . k_j."""
     scale = x.q.size(2) ** -0.5
     p = (_dot(x.q, x.k, i, j, dtype) * scale - found.top[place]).exp() / found.total[place]
+    factor = _factor(x, i, j, p)
     if x.grad is None:
-        return p, None
-    return p, p * (_dot(x.grad, x.v, i, j, dtype) - found.delta[place]) * scale
+        return p * factor, None
+    return p * factor, p * (factor * _dot(x.grad, x.v, i, j, dtype) - found.delta[place]) * scale
+
+
+def _factor(x: Operands, i: Tensor, j: Tensor, p: Tensor) -> Tensor:
+    # what dropout multiplies the weights of edges (j to i) with
+    if x.seed is None:
+        return p.new_ones(())
+    return kept(torch.stack([j, i]), p.size(1), x.dropout, x.seed).to(p.dtype) / (1 - x.dropout)
 
 
 def _dot(a: Tensor, b: Tensor, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor:

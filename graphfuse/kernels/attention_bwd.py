@@ -35,7 +35,7 @@ from graphfuse.kernels.tiles import load_task
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
-# precision the pair (LSE in base 2, delta), as the rounding of an LSE does the same to all weights of a row;
+# precision the pair (LSE in base 2, -delta), as the rounding of an LSE does the same to all weights of a row;
 # else (maximum, 1 / sum, delta, -).
 #   grid      (num_rows * groups,), groups of BLOCK_HEADS heads
 @triton.jit(do_not_specialize=["num_rows"])
@@ -68,7 +68,7 @@ def _attention_delta_kernel(
     else:
         lse = top * LOG2_E + tl.log2(tl.where(total == 0, 1.0, total))
         tl.store(stats_ptr + place * 2, lse, mask=live)
-        tl.store(stats_ptr + place * 2 + 1, delta, mask=live)
+        tl.store(stats_ptr + place * 2 + 1, -delta, mask=live)
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -144,7 +144,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, scale, dropout, acc)
         programs = num_tasks * -(-heads // config.rows)
-        main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest)
+        main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

@@ -9,7 +9,17 @@ with ``edge_attr`` :math:`a` and ``edge_query`` :math:`u` the score of an edge i
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, kept, shift_of, slope, store_softmax
+from graphfuse.kernels.attention_tiles import (
+    LOG2_E,
+    exp,
+    inverse,
+    kept,
+    key_of,
+    of_copy,
+    shift_of,
+    slope,
+    store_softmax,
+)
 from graphfuse.kernels.tiles import row_task
 
 
@@ -55,6 +65,8 @@ def attention_row_kernel(
     total = tl.zeros((BLOCK_HEADS,), dtype=ACC)
     acc = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     edge_acc = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -79,8 +91,8 @@ def attention_row_kernel(
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
                 copy = tl.load(copy_ptr + offs, mask=live, other=0)
-            dst = tl.zeros_like(p).to(tl.int32) + row
-            p = tl.where(kept(seed_ptr, dst, column[:, None], copy[:, None], heads[None, :], DROPOUT), p, 0.0)
+            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+            p *= kept(own_key, other_key, DROPOUT, 1.0)
         acc = acc * rescale[:, None] + tl.sum(p[:, :, None] * v, 0)
         if edge_attr_ptr is not None:
             edge_acc = edge_acc * rescale[:, None] + tl.sum(p[:, :, None] * edge_attr, 0)
@@ -106,7 +118,7 @@ def attention_row_kernel(
 
 @triton.jit
 def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr):
-    # what the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta)
+    # what the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta) from the pair (LSE, -delta)
     if PRECISE:
         top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
         norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
@@ -114,15 +126,17 @@ def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr):
     else:
         top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
         norm = top
-        delta = tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
+        delta = -tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
     return top, norm, delta
 
 
 @triton.jit
 def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
-    # the weight of the score s, from what `load_stats` found
+    # The weight of the score s, from what `load_stats` found. Where the softmax sums to 1 an edge is all of
+    # its row: it must weigh 1 even if its score was added up in another order than the maximum was.
     if PRECISE:
-        return exp(s - top, True) * norm
+        p = exp(s - top, True)
+        return tl.where((norm == 1) & (p > 0.5), 1.0, p * norm)
     return tl.exp2(s * LOG2_E - top)
 
 
@@ -173,6 +187,8 @@ def attention_bwd_row_kernel(
     first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -206,12 +222,9 @@ def attention_bwd_row_kernel(
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
                 copy = tl.load(copy_ptr + offs, mask=live, other=0)
-            dst, src = tl.zeros_like(p).to(tl.int32) + row, column[:, None]
-            if TRANSPOSED:
-                dst, src = src, dst
-            keep = kept(seed_ptr, dst, src, copy[:, None], heads[None, :], DROPOUT)
-            dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
-            dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
+            other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
+            factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
+            dp, dropped = dp * factor, p * factor
         ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
         first += tl.sum(ds[:, :, None] * other, 0)
         if TRANSPOSED:

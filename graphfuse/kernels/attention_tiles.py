@@ -12,19 +12,70 @@ def rate_of(scale):
     return (abs(scale) if scale != 0 else 1.0) * 1.4426950408889634
 
 
+# Scores have the axes [16 rows, entries] and, where a program takes more than one head, a first one of heads.
+# Sums over neighbours stand flat, [GROUP * 16 rows, GROUP * BLOCK_DIM]: each row of each head against the
+# features of all heads of the group, of which it keeps its own. So a gathered row is one piece of memory, and
+# what the product wastes costs less than cutting it up would.
 @triton.jit
-def group_tile(
+def group_tile(window, head, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    # Rows, heads and features of a tile, to be broadcast against each other.
+    rows, heads, dim = window * 16 + tl.arange(0, 16)[:, None], head, tl.arange(0, BLOCK_DIM)[None, :]
+    if GROUP > 1:
+        rows, heads, dim = rows[None, :, :], head + tl.arange(0, GROUP)[:, None, None], dim[None, :, :]
+    return rows, heads, dim
+
+
+@triton.jit
+def gather(
+    x_ptr, column, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # The GROUP heads from `head` on of the rows `column` of x, [COLUMNS, GROUP * BLOCK_DIM]: side by side, so
+    # that each row is read whole.
+    offs = tl.arange(0, GROUP * BLOCK_DIM)
+    mask = offs % BLOCK_DIM < DIM
+    if HEADS % GROUP != 0:
+        mask = mask & (head + offs // BLOCK_DIM < HEADS)
+    if DIM != BLOCK_DIM:
+        offs = offs // BLOCK_DIM * DIM + offs % BLOCK_DIM
+    at = x_ptr + column.to(tl.int64)[:, None] * STRIDE + (head * DIM + offs)[None, :]
+    return tl.load(at, mask=mask[None, :], other=0.0)
+
+
+@triton.jit
+def columns_last(x, GROUP: tl.constexpr):
+    # what `gather` returns as the right operand of scores
+    x = tl.trans(x)
+    if GROUP > 1:
+        x = x.reshape(GROUP, x.shape[0] // GROUP, x.shape[1])
+    return x
+
+
+@triton.jit
+def flat(x, GROUP: tl.constexpr):
+    # scores, or a number of each row, as the left operand of sums
+    if GROUP > 1:
+        x = x.reshape(GROUP * 16, x.shape[2]) if len(x.shape) == 3 else x.reshape(GROUP * 16)
+    return x
+
+
+@triton.jit
+def flat_tile(
     window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):
-    # The GROUP * 16 rows of a tile, below each other for each head from `head` on: node, place in the window
-    # and head of each; which columns of the group's rows exist, and which of them are a tile row's own.
-    place, offs_dim = tl.arange(0, GROUP * 16), tl.arange(0, BLOCK_DIM)
-    inner = place % 16
-    mask_dim = offs_dim < GROUP * DIM
-    if HEADS % GROUP != 0:
-        mask_dim = mask_dim & (offs_dim < (HEADS - head) * DIM)
-    own = ((offs_dim // DIM)[None, :] == (place // 16)[:, None]) & mask_dim[None, :]
-    return window * 16 + inner, inner, head + place // 16, mask_dim, own
+    # Of flat sums: the rows and heads, where the features stand in a row of all heads, and the mask of those
+    # that exist and are a row's own.
+    place, offs = tl.arange(0, GROUP * 16), tl.arange(0, GROUP * BLOCK_DIM)
+    heads, offs_dim = head + place // 16, head * DIM + offs // BLOCK_DIM * DIM + offs % BLOCK_DIM
+    own = (offs // BLOCK_DIM)[None, :] == (place // 16)[:, None]
+    own = own & (offs % BLOCK_DIM < DIM)[None, :] & (heads < HEADS)[:, None]
+    return window * 16 + place % 16, heads, offs_dim, own
+
+
+@triton.jit
+def of_columns(x, GROUP: tl.constexpr):
+    # x[COLUMNS] as a tile
+    return x[None, None, :] if GROUP > 1 else x[None, :]
 
 
 @triton.jit
@@ -45,88 +96,76 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS: tl.constexpr, ACC: tl.constexpr):
-    # One step over the entries of a window, whose rows have the places `inner` in it: columns, copies, and
-    # outside[rows, COLUMNS], 0 for an edge and -inf for none, to start a sum of scores from. Beyond the end
-    # the last column is read again, and no row uses it.
+def window_step(
+    column_ptr, copy_ptr, start, end, bits, GROUP: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr
+):
+    # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
+    # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
-    valid = ((bits.to(tl.int32)[None, :] >> inner[:, None]) & 1) != 0
+    valid = ((bits.to(tl.int32)[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
         copy = tl.load(copy_ptr + offs)
-    return column, copy, tl.where(valid, 0.0, float("-inf")).to(ACC)
-
-
-@triton.jit
-def of_receivers(pair_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    # The pairs (LSE, delta) of the receivers in `column`, for each row of a tile that `group_tile` describes;
-    # a pair is one load of 8 bytes.
-    group = tl.arange(0, GROUP)[:, None]
-    pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + column[None, :].to(tl.int64) * HEADS + head + group
-    mask = None if HEADS % GROUP == 0 else head + group < HEADS
-    pair = tl.load(pairs, mask=mask)
-    lse = pair.to(tl.int32).to(tl.float32, bitcast=True)
-    delta = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return per_row(lse, GROUP, COLUMNS), per_row(delta, GROUP, COLUMNS)
-
-
-@triton.jit
-def per_row(x, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    # x[GROUP, COLUMNS] as [rows, COLUMNS], the 16 rows of a head alike
+    outside = tl.where(valid, 0.0, float("-inf")).to(ACC)
     if GROUP > 1:
-        x = tl.broadcast_to(x[:, None, :], (GROUP, 16, COLUMNS)).reshape(GROUP * 16, COLUMNS)
-    return x
+        outside = tl.broadcast_to(outside[None, :, :], (GROUP, 16, COLUMNS))
+    return column, copy, outside
+
+
+@triton.jit
+def of_receivers(pair_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # The pairs (LSE, -delta) of the receivers in `column`; a pair is one load of 8 bytes.
+    pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + of_columns(column, GROUP).to(tl.int64) * HEADS
+    mask = None if HEADS % GROUP == 0 else heads < HEADS
+    pair = tl.load(pairs + heads, mask=mask)
+    lse = pair.to(tl.int32).to(tl.float32, bitcast=True)
+    minus_delta = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return lse, minus_delta
 
 
 @triton.constexpr_function
 def threshold(dropout):
-    # draws of 16 bits below this are dropped
-    return round(dropout * 65536)
+    # draws of 32 bits below this are dropped
+    return min(round(dropout * 2**32), 2**32 - 1)
 
 
 @triton.jit
-def kept(seed_ptr, dst, src, copy, head, DROPOUT: tl.constexpr):
-    # Whether dropout keeps the weight of each edge and head: a hash that both directions compute alike. One
-    # Philox of 7 rounds draws 16 bits for each of 4 receivers and 2 sources.
-    dst, src = tl.broadcast(dst, src)
-    copy, head = tl.broadcast_to(copy, dst.shape), tl.zeros_like(dst) + head
-    a, b, c, d = tl.philox(tl.load(seed_ptr), dst >> 2, src >> 1, copy, head, 7)
-    word = _one_of(dst & 3, a, b, c, d)
-    return ((word >> ((src & 1) * 16).to(word.dtype)) & 0xFFFF).to(tl.int32) >= threshold(DROPOUT)
+def key_of(seed_ptr, node, head, SOURCE: tl.constexpr):
+    # What a node has to say about dropout, 64 bits: two words of a Philox of 7 rounds over a source, or over
+    # a receiver and head.
+    if SOURCE:
+        head = tl.zeros_like(node)
+    node, head = tl.broadcast(node, head)
+    zero = tl.zeros_like(node)
+    a, b, _, _ = tl.philox(tl.load(seed_ptr), node, head, zero + SOURCE, zero, 7)
+    return a.to(tl.uint64) << 32 | b.to(tl.uint64)
 
 
 @triton.jit
-def _one_of(which, a, b, c, d):
-    return tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
+def of_copy(key, copy):
+    # the key of one end of an edge, no matter which, where a repeated edge has many
+    return key ^ ((copy.to(tl.uint32) * 0x9E3779B9).to(tl.uint64) << 32)
 
 
 @triton.jit
-def kept_tile(
-    seed_ptr, window, column, copy, head, TRANSPOSED: tl.constexpr, GROUP: tl.constexpr,
-    COLUMNS: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    # `kept` for a tile that `group_tile` describes, with one Philox for the neighbours among its rows, which
-    # are receivers or, TRANSPOSED, sources.
-    NEIGHBOURS: tl.constexpr = 2 if TRANSPOSED else 4
-    HEIGHT: tl.constexpr = 16 // NEIGHBOURS
-    place = tl.arange(0, GROUP * HEIGHT)
-    rows = tl.broadcast_to((window * HEIGHT + place % HEIGHT)[:, None], (GROUP * HEIGHT, COLUMNS))
-    heads = tl.broadcast_to((head + place // HEIGHT)[:, None], rows.shape)
-    copy = tl.broadcast_to(copy[None, :], rows.shape)
-    column = tl.broadcast_to(column[None, :], rows.shape)
-    seed = tl.load(seed_ptr)
-    if TRANSPOSED:
-        a, b, c, d = tl.philox(seed, column >> 2, rows, copy, heads, 7)
-        word = _one_of(column & 3, a, b, c, d)
-        drawn = tl.join((word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32) & 0xFFFF)
-        drawn = tl.permute(drawn, (0, 2, 1))
-    else:
-        a, b, c, d = tl.philox(seed, rows, column >> 1, copy, heads, 7)
-        shift = ((column & 1) * 16).to(a.dtype)
-        drawn = tl.join(tl.join(a >> shift, c >> shift), tl.join(b >> shift, d >> shift))
-        drawn = tl.permute(drawn.to(tl.int32) & 0xFFFF, (0, 2, 3, 1))
-    return (drawn >= threshold(DROPOUT)).reshape(GROUP * 16, COLUMNS)
+def in_place(key):
+    # The keys of columns as they are. The gather keeps Triton from computing each key anew in all the threads
+    # of a tensor-core tile that hold its column.
+    AXIS: tl.constexpr = len(key.shape) - 1
+    index = tl.arange(0, key.shape[AXIS])[None, :]
+    if AXIS == 2:
+        index = index[None, :, :]
+    return tl.gather(key, tl.broadcast_to(index, key.shape), AXIS)
+
+
+@triton.jit
+def kept(own, other, DROPOUT: tl.constexpr, VALUE: tl.constexpr):
+    # VALUE where dropout keeps the weight between nodes with these keys, else 0. Both directions compute it
+    # alike; the product makes of two keys draws as independent as a Philox for each edge would.
+    both = own ^ other
+    draw = (both >> 32).to(tl.uint32) * (both.to(tl.uint32) | 1)
+    return tl.where(draw >= threshold(DROPOUT), VALUE, 0.0)
 
 
 @triton.jit

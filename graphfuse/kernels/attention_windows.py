@@ -5,11 +5,18 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
+    columns_last,
+    flat,
+    flat_tile,
+    gather,
     group_tile,
+    in_place,
     inverse,
     kept,
-    kept_tile,
+    key_of,
     load_bits,
+    of_columns,
+    of_copy,
     of_receivers,
     rate_of,
     shift_of,
@@ -28,9 +35,8 @@ def one_row(
     STEP: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the window kernel does, slowly, for one row and head, which sees nothing of other rows' neighbours.
-    mask_row = mask_dim & (row < num_rows)
-    q = tl.load(q_ptr + tl.cast(row, tl.int64) * Q_STRIDE + offs_dim, mask=mask_row, other=0.0)
-    q = signed(q, SCALE).to(ACC)
+    at = q_ptr + tl.cast(row, tl.int64) * Q_STRIDE + offs_dim
+    q = signed(tl.load(at, mask=mask_dim & (row < num_rows), other=0.0), SCALE).to(ACC)
     top = tl.full((1,), float("-inf"), dtype=ACC)
     total = tl.zeros((1,), dtype=ACC)
     acc = tl.zeros(offs_dim.shape, dtype=ACC)
@@ -53,22 +59,22 @@ def one_row(
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
                 copy = tl.load(copy_ptr + offs, mask=live, other=0)
-            p = tl.where(kept(seed_ptr, tl.zeros_like(column) + row, column, copy, head, DROPOUT), p, 0.0)
+            own = key_of(seed_ptr, tl.zeros_like(column) + row, head, False)
+            p *= kept(own, of_copy(key_of(seed_ptr, column, 0, True), copy), DROPOUT, 1.0)
         acc = acc * rescale + tl.sum(p[:, None] * v, 0)
         top = higher
     return top, total, acc
 
 
-# GROUP heads of 16 rows, tensor cores. The heads of a group stand below each other in one tile, q padded with
-# zeros to the width of the group, so that a gathered row of k or v is read whole however narrow its heads
-# are; of the tile's sums each head takes its own columns.
+# GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,
+# and scores are a product batched over heads.
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
-#   on chip   top, total ACC [GROUP * 16]: running maximum (of q k, before scale) and sum; acc ACC
-#             [GROUP * 16, BLOCK_DIM]
+#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC [GROUP, 16,
+#             BLOCK_DIM]; without the first axis where GROUP is 1
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_window_kernel(
@@ -82,64 +88,70 @@ def attention_window_kernel(
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, inner, heads, mask_dim, own = group_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    offs_dim = head * DIM + tl.arange(0, BLOCK_DIM)
-    mask = (rows < num_rows)[:, None] & own
-    q = tl.load(q_ptr + rows[:, None].to(tl.int64) * Q_STRIDE + offs_dim[None, :], mask=mask, other=0.0)
+    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
+    q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
     q = signed(q, SCALE)
-    top = tl.full((GROUP * 16,), float("-inf"), dtype=ACC)
-    total = tl.zeros((GROUP * 16,), dtype=ACC)
-    acc = tl.zeros((GROUP * 16, BLOCK_DIM), dtype=ACC)
+    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
+    top = tl.full(ROWS, float("-inf"), dtype=ACC)
+    total = tl.zeros(ROWS, dtype=ACC)
+    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows, heads, False)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS, ACC)
+        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, GROUP, COLUMNS, ACC)
         bits = next_bits
-        offs_row = column[:, None].to(tl.int64)
-        k = tl.load(k_ptr + offs_row * K_STRIDE + offs_dim[None, :], mask=mask_dim[None, :], other=0.0)
-        v = tl.load(v_ptr + offs_row * V_STRIDE + offs_dim[None, :], mask=mask_dim[None, :], other=0.0)
-        s = dot(q, tl.trans(k), outside, ACC)
-        higher = tl.maximum(top, tl.max(s, 1))
+        k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        s = dot(q, columns_last(k, GROUP), outside, ACC)
+        higher = tl.maximum(top, tl.max(s, -1))
         shift = shift_of(higher) * RATE
-        p = tl.exp2(s * RATE - shift[:, None])
+        p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
         rescale = tl.exp2(top * RATE - shift)
-        total = total * rescale + tl.sum(p, 1)
+        total = total * rescale + tl.sum(p, -1)
         if DROPOUT > 0:
-            keep = kept_tile(seed_ptr, window, column, copy, head, False, GROUP, COLUMNS, DROPOUT)
-            p = tl.where(keep, p, 0.0)
-        acc = dot(p.to(v.dtype), v, acc * rescale[:, None], ACC)
+            node = of_columns(column, GROUP)
+            other_key = of_copy(key_of(seed_ptr, node, 0, True), of_columns(copy, GROUP))
+            p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
+        acc = dot(flat(p.to(v.dtype), GROUP), v, acc * flat(rescale, GROUP)[:, None], ACC)
         top = higher
+    top, total = flat(top, GROUP), flat(total, GROUP)
+    rows, heads, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
     if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
         for place in tl.range(0, GROUP * 16):
+            here = (heads - head) * 16 + (rows - window * 16) == place
+            features = tl.arange(0, GROUP * BLOCK_DIM)
+            mask_one = (features // BLOCK_DIM == place // 16) & (features % BLOCK_DIM < DIM)
+            if HEADS % GROUP != 0:
+                mask_one = mask_one & (head + place // 16 < HEADS)
             top_one, total_one, acc_one = one_row(
                 q_ptr, k_ptr, v_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows,
-                window * 16 + place % 16, place % 16, head + place // 16, offs_dim,
-                mask_dim & (tl.arange(0, BLOCK_DIM) // DIM == place // 16), Q_STRIDE, K_STRIDE, V_STRIDE,
-                512 // BLOCK_DIM, RATE, SCALE, DROPOUT, ACC,
+                window * 16 + place % 16, place % 16, head + place // 16, offs_dim, mask_one,
+                Q_STRIDE, K_STRIDE, V_STRIDE, 512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, ACC,
             )  # fmt: skip
-            here = tl.arange(0, GROUP * 16) == place
             top, total = tl.where(here, top_one, top), tl.where(here, total_one, total)
             acc = tl.where(here[:, None], acc_one[None, :], acc)
     top *= RATE / LOG2_E
     if partial_ptr is not None:
         if slot >= 0:
-            offs = (slot.to(tl.int64) * 16 + inner) * HEADS + heads
-            tl.store(slots_ptr + offs * 2, top, mask=heads < HEADS)
-            tl.store(slots_ptr + offs * 2 + 1, total, mask=heads < HEADS)
-            offs_row = (slot.to(tl.int64) * 16 + inner) * HEADS * DIM
-            tl.store(partial_ptr + offs_row[:, None] + offs_dim[None, :], acc, mask=own)
+            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS
+            tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=heads < HEADS)
+            tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=heads < HEADS)
+            tl.store(partial_ptr + (offs_slot * DIM)[:, None] + offs_dim[None, :], acc, mask=own)
             return
     out = acc * (inverse(total) / (1.0 - DROPOUT))[:, None]
     offs = rows.to(tl.int64) * HEADS
     store_softmax(softmax_ptr, offs + heads, (rows < num_rows) & (heads < HEADS), top, total)
-    offs_out = (offs * DIM)[:, None] + offs_dim[None, :]
-    tl.store(out_ptr + offs_out, out.to(out_ptr.dtype.element_ty), mask=mask)
+    at = out_ptr + (offs * DIM)[:, None] + offs_dim[None, :]
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (rows < num_rows)[:, None])
 
 
-# GROUP heads of 16 rows, tensor cores, below each other in one tile as in the forward kernel. The rows are
-# receivers: (own, own_value) is (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they
-# are sources, the pairs are swapped, and dk and dv come out.
+# GROUP heads of 16 rows, tensor cores, as in the forward kernel. The rows are receivers: (own, own_value) is
+# (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are
+# swapped, and dk and dv come out.
 #   grid      (num_tasks * groups,), as the forward kernel
 #   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM]; slices to their slot
@@ -157,61 +169,60 @@ def attention_bwd_window_kernel(
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, inner, heads, mask_dim, mask_own = group_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    offs_dim = head * DIM + tl.arange(0, BLOCK_DIM)
-    live_row = (rows < num_rows) & (heads < HEADS)
-    mask = (rows < num_rows)[:, None] & mask_own
-    offs_row = rows[:, None].to(tl.int64)
-    own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim[None, :], mask=mask, other=0.0)
-    own = signed(own, SCALE)
-    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim[None, :], mask=mask, other=0.0)
+    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
+    mask = live & mask_dim
+    offs_row = rows.to(tl.int64)
+    own = signed(tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim, mask=mask, other=0.0), SCALE)
+    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim, mask=mask, other=0.0)
     if not TRANSPOSED:
-        stats = stats_ptr + (rows.to(tl.int64) * HEADS + heads)[:, None] * 2
-        lse = tl.load(stats, mask=live_row[:, None], other=0.0)
-        delta = tl.load(stats + 1, mask=live_row[:, None], other=0.0)
-    first = tl.zeros((GROUP * 16, BLOCK_DIM), dtype=ACC)
-    second = tl.zeros((GROUP * 16, BLOCK_DIM), dtype=ACC)
+        stats, mask_stats = stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS)
+        lse = tl.load(stats, mask=mask_stats, other=0.0)
+        minus_delta = tl.load(stats + 1, mask=mask_stats, other=0.0)
+    first = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, inner, COLUMNS, ACC)
+        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, GROUP, COLUMNS, ACC)
         bits = next_bits
-        offs_other = column[:, None].to(tl.int64)
-        offs = offs_other * OTHER_STRIDE + offs_dim[None, :]
-        other = tl.load(other_ptr + offs, mask=mask_dim[None, :], other=0.0)
-        offs = offs_other * OTHER_VALUE_STRIDE + offs_dim[None, :]
-        other_value = tl.load(other_value_ptr + offs, mask=mask_dim[None, :], other=0.0)
+        other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        other_value = gather(other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         if TRANSPOSED:
-            lse, delta = of_receivers(stats_ptr, column, head, HEADS, GROUP, COLUMNS)
-        s = dot(own, tl.trans(other), outside, ACC)
-        p = tl.exp2(s * RATE - lse)
+            lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)
+        p = tl.exp2(dot(own, columns_last(other, GROUP), outside, ACC) * RATE - lse)
         dropped = p
         if DROPOUT == 0:
             # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see
-            dp = dot(own_value, tl.trans(other_value), tl.broadcast_to(-delta, outside.shape), ACC)
-            ds = p * dp
+            start_at = tl.broadcast_to(minus_delta, outside.shape)
+            ds = p * dot(own_value, columns_last(other_value, GROUP), start_at, ACC)
         else:
-            dp = dot(own_value, tl.trans(other_value), tl.zeros_like(outside), ACC)
-            keep = kept_tile(seed_ptr, window, column, copy, head, TRANSPOSED, GROUP, COLUMNS, DROPOUT)
-            dp = tl.where(keep, dp / (1.0 - DROPOUT), 0.0)
-            dropped = tl.where(keep, p / (1.0 - DROPOUT), 0.0)
-            ds = slope(p, dp, delta, False)
-        first = dot(ds.to(other.dtype), other, first, ACC)
+            dp = dot(own_value, columns_last(other_value, GROUP), tl.zeros_like(outside), ACC)
+            other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, not TRANSPOSED)
+            other_key = of_copy(other_key, of_columns(copy, GROUP))
+            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
+            dp, dropped = dp * factor, p * factor
+            ds = slope(p, dp, -minus_delta, False)
+        first = dot(flat(ds.to(other.dtype), GROUP), other, first, ACC)
         if TRANSPOSED:
-            second = dot(dropped.to(other_value.dtype), other_value, second, ACC)
+            second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)
     first *= SCALE
+    rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
             PARTS: tl.constexpr = 2 if TRANSPOSED else 1
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * PARTS * DIM
+            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS * PARTS * DIM
             offs_slot = offs_slot[:, None] + offs_dim[None, :]
             tl.store(partial_ptr + offs_slot, first, mask=mask_own)
             if TRANSPOSED:
                 tl.store(partial_ptr + offs_slot + HEADS * DIM, second, mask=mask_own)
     if whole:
-        offs_out = offs_row * HEADS * DIM + offs_dim[None, :]
-        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
+        mask_own = mask_own & (rows < num_rows)[:, None]
+        offs_out = (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
+        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask_own)
         if TRANSPOSED:
-            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask)
+            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask_own)

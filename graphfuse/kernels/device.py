@@ -9,6 +9,7 @@ import os
 import torch
 
 HALF = (torch.float16, torch.bfloat16)
+HIP = torch.version.hip is not None
 
 
 # Triton's CPU interpreter; read once, as Triton reads it once, when a kernel is defined.
@@ -22,7 +23,7 @@ def has_triton() -> bool:
 
 
 def _gpu_problem(index: int) -> str | None:
-    if torch.version.hip is not None:
+    if HIP:
         return None  # every GPU that ROCm builds of torch support
     major, minor = torch.cuda.get_device_capability(index)
     if major < 8:

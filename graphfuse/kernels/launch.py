@@ -50,7 +50,8 @@ class Config(NamedTuple):
     warps: int
     block_out: int = 16  # output features per step of the fused GEMM
     merge_warps: int = 4
-    rows: int = 1  # rows a program of the row kernel handles
+    rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
+    registers: int | None = None  # most of a thread; None lets the compiler choose
 
 
 class GemmOrder(enum.Enum):
@@ -205,22 +206,25 @@ def attention_prefers_rows(
 @functools.cache
 def attention_window(heads: int, dim: int, dropout: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the group of heads."""
-    group = attention_group(heads, dim)
-    width = _power_of_two(group * dim, 16)
+    width = _power_of_two(dim, 16)
     if width <= 64:
-        return Config(width, 32, 3, 1, rows=group)
-    return Config(width, 32, 2, 4 if width > 128 or dropout or dim % 8 != 0 else 1)
+        return Config(width, 32, 3, 1, rows=attention_group(heads, dim))
+    aligned = width <= 128 and dim % 8 == 0
+    return Config(width, 32, 2, (2 if dropout else 1) if aligned else 4)
 
 
 @functools.cache
 def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward."""
-    group = attention_group(heads, dim)
-    width = _power_of_two(group * dim, 16)
+    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward.
+
+    168 registers let twelve warps stay on a multiprocessor; left alone, the compiler takes up to 194.
+    """
+    width = _power_of_two(dim, 16)
     if width <= 64:
-        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group)
+        group = attention_group(heads, dim)
+        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=None if dropout else 168)
     if width <= 128:
-        return Config(width, 32, 2, 4) if dropout or dim % 8 != 0 else Config(width, 64, 2, 2)
+        return Config(width, 64, 2, 2) if dim % 8 == 0 else Config(width, 32, 2, 4)
     return Config(width, 16, 2, 4)
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.kernels.device import INTERPRETING
+from graphfuse.kernels.device import HIP, INTERPRETING
 
 
 class Launch:
@@ -25,9 +25,10 @@ class Launch:
         warps: Warps of a program.
         structure: Tensors of the graph, after the first group of the call's arguments.
         rest: Integers and ``constexpr`` parameters, last.
+        registers: Most that a thread may use; ``None`` lets the compiler choose, as AMD's always does.
     """
 
-    __slots__ = ("_compiled", "_kernel", "_programs", "_rest", "_structure", "_warps")
+    __slots__ = ("_compiled", "_kernel", "_options", "_programs", "_rest", "_structure")
 
     def __init__(
         self,
@@ -36,8 +37,10 @@ class Launch:
         warps: int,
         structure: tuple[Tensor | None, ...],
         rest: tuple[Any, ...],
+        registers: int | None = None,
     ) -> None:
-        self._kernel, self._programs, self._warps = kernel, programs, warps
+        self._kernel, self._programs = kernel, programs
+        self._options = {"num_warps": warps} | ({} if registers is None or HIP else {"maxnreg": registers})
         self._structure, self._rest = structure, rest
         self._compiled: Any = None
 
@@ -65,7 +68,7 @@ class Launch:
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
-        kernel = self._kernel[(self._programs,)](*arguments, num_warps=self._warps)
+        kernel = self._kernel[(self._programs,)](*arguments, **self._options)
         if aligned and not INTERPRETING:
             stream_of = triton.runtime.driver.active.get_current_stream
             # the last three of its leading arguments would be launch hooks

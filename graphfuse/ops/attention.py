@@ -80,7 +80,7 @@ def sparse_attention(
         v: Values, dtype of ``q``, ``[num_src, heads, head_dim]``.
         windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
         scale: The factor :math:`\lambda`, without unit; ``None`` means ``head_dim ** -0.5``.
-        dropout: Probability that a weight is dropped after the softmax, rounded to a multiple of 2^-16; the
+        dropout: Probability that a weight is dropped after the softmax; the
             others grow by 1 / (1 - dropout).
         seed: ``int64[1]`` on the device of ``q``; which weights are dropped is a function of it and of
             (receiver, source, copy of the edge, head). ``None`` draws one with ``torch.randint``.
@@ -111,7 +111,6 @@ def sparse_attention(
         raise ValueError(f"`q` must have a head_dim of at most {MAX_HEAD_DIM} (got {q.size(2)})")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"`dropout` must be in [0, 1) (got {dropout})")
-    dropout = min(round(dropout * 2**16), 2**16 - 1) / 2**16
     if dropout == 0:
         seed = None
     elif seed is None:

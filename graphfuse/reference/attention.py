@@ -33,7 +33,7 @@ def sparse_attention(
         k: ``[num_src, heads, head_dim]``.
         v: ``[num_src, heads, head_dim]``.
         scale: The factor :math:`\lambda`; ``None`` means ``head_dim ** -0.5``.
-        dropout: Probability that a weight is dropped, rounded to a multiple of 2^-16.
+        dropout: Probability that a weight is dropped.
         seed: ``int64[1]``, of the dropped weights.
         edge_query: ``[num_dst, heads, edge_dim]``, given with ``edge_attr``.
         edge_attr: ``[num_edges, edge_dim]``, numbers of the edges.
@@ -58,7 +58,7 @@ def sparse_attention(
     if dropout > 0:
         assert seed is not None
         keep = kept(edge_index, q.size(1), dropout, seed).to(weight.dtype)
-        weight = weight * keep / (1 - round(dropout * 2**16) / 2**16)
+        weight = weight * keep / (1 - dropout)
     out = v.new_zeros(q.shape).index_add(0, dst, weight[:, :, None] * v.index_select(0, src))
     if edge_attr is None:
         return out
@@ -70,22 +70,31 @@ def sparse_attention(
 def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:
     """Which weights dropout keeps, ``bool[num_edges, heads]``: a hash of (receiver, source, copy, head).
 
-    Philox-4x32 of 7 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it. Its four words are 16 bits
-    for each of 4 neighbouring receivers and 2 neighbouring sources.
+    Philox-4x32 of 7 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it, gives two words to each
+    source and two to each receiver and head; the product of what the two ends of an edge make of each is its
+    draw of 32 bits.
     """
     src, dst = edge_index[0].long(), edge_index[1].long()
-    counters = [dst >> 2, src >> 1, copy_of(edge_index), torch.zeros_like(src)]
-    c0, c1, c2, c3 = (counter[:, None].expand(-1, heads) for counter in counters)
-    c3 = c3 + torch.arange(heads, device=src.device)
+    zero = torch.zeros_like(src)
+    head = torch.arange(heads, device=src.device)
+    a, b = _philox(seed, dst[:, None], head[None, :], zero[:, None])
+    other_a, other_b = _philox(seed, src, zero, zero + 1)
+    other_a = other_a ^ (copy_of(edge_index) * 0x9E3779B9) & 0xFFFFFFFF
+    _, draw = _product(a ^ other_a[:, None], b ^ other_b[:, None] | 1)
+    return draw >= min(round(dropout * 2**32), 2**32 - 1)
+
+
+def _philox(seed: Tensor, *counters: Tensor) -> tuple[Tensor, Tensor]:
+    # the first two words; the fourth counter is 0
+    c0, c1, c2 = torch.broadcast_tensors(*counters)
+    c3 = torch.zeros_like(c0)
     key0, key1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     for _ in range(7):
         high0, low0 = _product(0xD2511F53, c0)
         high1, low1 = _product(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
         key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
-    which = (dst & 3)[:, None, None].expand(-1, heads, 1)
-    word = torch.stack([c0, c1, c2, c3], 2).gather(2, which).squeeze(2)
-    return word >> (src & 1)[:, None] * 16 & 0xFFFF >= round(dropout * 2**16)
+    return c0, c1
 
 
 def copy_of(edge_index: Tensor) -> Tensor:
@@ -98,7 +107,7 @@ def copy_of(edge_index: Tensor) -> Tensor:
     return torch.empty_like(place).scatter_(0, order, place)
 
 
-def _product(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+def _product(a: int | Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     # upper and lower 32 bits of a 32 x 32 bit product, in 64-bit integers that have a sign
     low, high = a & 0xFFFF, a >> 16
     b_low, b_high = b & 0xFFFF, b >> 16

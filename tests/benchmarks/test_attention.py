@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -19,18 +20,22 @@ from graphfuse.testing import GRAPHS
 H200 = "NVIDIA H200"
 
 
-@pytest.mark.parametrize("name", ["hub", "repeated", "isolated", "bipartite", "bipartite_tall", "no_edges"])
-def test_truth_is_the_definition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [*itertools.product(("hub", "repeated", "isolated", "bipartite", "no_edges"), (0.0,)), ("ragged", 0.4)],
+)
+def test_truth_is_the_definition(name: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "_PIECE", 60)  # many pieces
+    seed = torch.tensor([3]) if dropout > 0 else None
     edge_index, (num_src, num_dst) = GRAPHS[name]()
     source, target = edge_index
     q, k, v, grad = (
         torch.randn(n, 3, 5, dtype=torch.float64, requires_grad=i < 3)
         for i, n in enumerate((num_dst, num_src, num_src, num_dst))
     )
-    out = reference.sparse_attention(edge_index, q, k, v)
+    out = reference.sparse_attention(edge_index, q, k, v, dropout=dropout, seed=seed)
     wanted = [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
-    operands = truth.Operands(q.detach(), k.detach(), v.detach(), grad)
+    operands = truth.Operands(q.detach(), k.detach(), v.detach(), grad, dropout, seed)
     for every in (True, False):  # all rows; a few, out of order
         some, others = (torch.arange(n) if every else torch.tensor([n - 1, 0]) for n in (num_dst, num_src))
         at = truth.edges_of(some, target, source, num_dst)
@@ -140,7 +145,8 @@ def test_sweep() -> None:
     assert len(set(order)) == 10 and order == sorted(order, key=order.index)
     reddit = [case for case in cases if case["graph"] == "reddit"]
     assert [case["dtype"] for case in reddit[:8]] == [torch.float16] * 8
-    assert {case["dtype"] for case in reddit[8:]} == {torch.bfloat16, torch.float32}
+    assert {case["dtype"] for case in reddit[8:16]} == {torch.bfloat16, torch.float32}
+    assert [case["dropout"] for case in reddit[16:]] == [0.3] * 8
 
 
 def test_floor_adds_gathers_and_streams(monkeypatch: pytest.MonkeyPatch) -> None:

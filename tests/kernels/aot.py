@@ -74,6 +74,7 @@ class Case(NamedTuple):
     operands: dict[str, str]  # pointers that are given, and their types; the others are None
     constants: dict[str, Any]
     warps: int
+    registers: int | None = None
 
 
 def compile_case(case: Case, target: str) -> dict[str, Any]:
@@ -88,7 +89,10 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         if name in given and (types[name].startswith("*") or name in STRIDES)
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attrs)
-    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": case.warps})
+    options = {"num_warps": case.warps}
+    if case.registers is not None and TARGETS[target].backend == "cuda":
+        options["maxnreg"] = case.registers
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
@@ -251,7 +255,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
-            yield Case(name, kernel, given, constants, config.warps)
+            yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:

@@ -66,7 +66,7 @@ def test_output_and_gradients_match_definition(
 
 @pytest.mark.parametrize("heads_dim", [(3, 8), (5, 7), (2, 16)], ids=str)
 def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> None:
-    assert launch.attention_group(*heads_dim) == 2
+    assert launch.attention_window(*heads_dim, dropout=False).rows == 2
     for dropout in (0.0, 0.3):
         seed = torch.tensor([9], device=device)
         check_attention("ragged", device, torch.float16, *heads_dim, dropout=dropout, seed=seed)
@@ -103,6 +103,28 @@ def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pyte
 def test_dropout(graph: str, dtype: torch.dtype, walked: str, device: torch.device) -> None:
     seed = torch.tensor([(3 << 40) + 5], device=device)
     check_attention(graph, device, dtype, 3, 8, dropout=0.3, seed=seed)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropped_weights_are_independent(rate: float) -> None:
+    """Rows, columns, heads, copies, squares of the mask: what a product of two hashes could tie together."""
+    side = torch.arange(400)
+    pairs = torch.cartesian_prod(side, side).t()
+    keep = reference.attention.kept(torch.cat([pairs, pairs], 1), 2, rate, torch.tensor([1 << 40 | 9]))
+    z = (keep.double() - (1 - rate)) / (rate * (1 - rate)) ** 0.5
+    z = z.view(2, 400, 400, 2)  # copy, source, receiver, head
+    size = z.numel()
+    one = z[0, :, :, 0]
+    found = {
+        "mean": z.mean() * size**0.5,
+        "heads": (z[..., 0] * z[..., 1]).mean() * (size / 2) ** 0.5,
+        "copies": (z[0] * z[1]).mean() * (size / 2) ** 0.5,
+        "squares": (one[::2, ::2] * one[1::2, ::2] * one[::2, 1::2] * one[1::2, 1::2]).mean() * 200,
+        "neighbours": (one[1:] * one[:-1]).mean() * (399 * 400) ** 0.5,
+    }
+    assert {name for name, value in found.items() if value.abs() > 4} == set()
+    # the largest singular value of independent draws is 2 sqrt(n); a mask made of rows and columns has others
+    assert torch.linalg.matrix_norm(one, 2) < 2.1 * 400**0.5
 
 
 def test_dropout_rate_and_expectation(device: torch.device) -> None:

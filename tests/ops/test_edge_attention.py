@@ -196,3 +196,19 @@ for values in (given, plain):
 def test_definition_runs_eager_and_compiled_where_no_kernel_does() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-c", _WITHOUT_KERNELS], check=True, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("edge_dim", [0, 5])
+def test_the_one_edge_of_a_row_weighs_one_in_backward(edge_dim: int, device: torch.device) -> None:
+    """Forward and the two passes of backward add up a score in orders of their own: it must not show."""
+    permutation = torch.randperm(60, generator=torch.Generator().manual_seed(0)).to(device)
+    edge_index = torch.stack([permutation, torch.arange(60, device=device)])
+    windows = RowWindows.from_edge_index(edge_index, (60, 60))
+    generator = torch.Generator(device).manual_seed(1)
+    shapes = [(60, 4, 32)] * 4 + [(60, 4, edge_dim), (60, edge_dim)]
+    q, k, v, grad, query, attr = (torch.randn(s, device=device, generator=generator) * 4 for s in shapes)
+    v.requires_grad_()
+    edges = {"edge_query": query, "edge_attr": attr} if edge_dim > 0 else {}
+    found = ops.sparse_attention(q, k, v, windows, **edges)
+    (dv,) = torch.autograd.grad(found[0] if edge_dim > 0 else found, v, grad)
+    assert torch.equal(dv[permutation], grad)
