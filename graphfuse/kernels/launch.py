@@ -217,14 +217,15 @@ def attention_window(heads: int, dim: int, dropout: bool) -> Config:
 def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward.
 
-    168 registers let twelve warps stay on a multiprocessor; left alone, the compiler takes up to 194.
+    168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
+    the compiler takes up to 194 and 208.
     """
     width = _power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
         return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=None if dropout else 168)
     if width <= 128:
-        return Config(width, 64, 2, 2) if dim % 8 == 0 else Config(width, 32, 2, 4)
+        return Config(width, 64, 2, 2, registers=200) if dim % 8 == 0 else Config(width, 32, 2, 4)
     return Config(width, 16, 2, 4)
 
 
