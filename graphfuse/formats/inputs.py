@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_LIMIT = 2**31 - 1  # columns, offsets and edge numbers are int32
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+LIMIT = 2**31 - 1  # columns, offsets and edge numbers are int32
 
 Size = tuple[int | None, int | None]
 
@@ -50,7 +50,7 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
 
 def check_edge_index(edge_index: Tensor) -> None:
     """Raises PyG's ValueError when dtype, rank or shape is wrong."""
-    if edge_index.dtype not in _INTEGERS:
+    if edge_index.dtype not in INTEGERS:
         raise ValueError(f"Expected 'edge_index' to be of integer type (got '{edge_index.dtype}')")
     if edge_index.dim() != 2:
         raise ValueError(f"Expected 'edge_index' to be two-dimensional (got {edge_index.dim()} dimensions)")
@@ -63,9 +63,9 @@ def check_edge_index(edge_index: Tensor) -> None:
 def check_sizes(edge_index: Tensor, num_src: int, num_dst: int) -> None:
     """Raises when a size or the number of edges does not fit int32 offsets."""
     for name, count in (("num_src", num_src), ("num_dst", num_dst), ("num_edges", edge_index.size(1))):
-        if not 0 <= count <= _LIMIT:
+        if not 0 <= count <= LIMIT:
             raise ValueError(
-                f"`{name}` must lie in [0, {_LIMIT}] (got {count}); split the graph, for example with "
+                f"`{name}` must lie in [0, {LIMIT}] (got {count}); split the graph, for example with "
                 "torch_geometric.loader.ClusterLoader"
             )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from graphfuse.formats import build, inputs
+from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
@@ -68,7 +68,39 @@ class RowWindows:
             CPU and CUDA give the same integers. A build that takes over two seconds shows a progress bar on
             a terminal.
         """
-        graph, num_src, num_dst = inputs.as_edge_index(edge_index, size)
+        return cls._build(*inputs.as_edge_index(edge_index, size))
+
+    @classmethod
+    def from_blocks(
+        cls,
+        block_rows: Tensor,
+        block_cols: Tensor,
+        block_size: int,
+        shape: tuple[int, int] | None = None,
+    ) -> RowWindows:
+        r"""Builds the windows of a block mask: of a matrix that is dense in some square blocks, else empty.
+
+        Element :math:`(r, c)` of block b is edge ``(b * block_size + r) * block_size + c``, so values of
+        edges are ``[num_blocks, block_size, block_size]``, flattened. With windows of this mask
+        :func:`graphfuse.ops.sddmm` is what block-sparse libraries call SDD, :func:`graphfuse.ops.spmm` with
+        ``edge_weight`` DSD (and DDS by ``transpose=True``, as :math:`X S = (S^\top X^\top)^\top`), and
+        :func:`graphfuse.ops.sparse_attention` attention under a static mask.
+
+        Args:
+            block_rows: ``int[num_blocks]``, the row of blocks (receivers) that each block stands in.
+            block_cols: Its column of blocks (sources), likewise. A repeated block counts as often.
+            block_size: 16, 32, 64 or 128.
+            shape: ``(num_dst, num_src)``, rows and columns of the matrix, multiples of ``block_size``.
+                ``None``: up to the last blocks.
+
+        Raises:
+            IndexError: a block does not lie in ``shape``.
+            ValueError: dtype, rank, size or shape is wrong, or there are 2^31 elements or more.
+        """
+        return cls._build(*blocks.as_edge_index(block_rows, block_cols, block_size, shape))
+
+    @classmethod
+    def _build(cls, graph: Tensor, num_src: int, num_dst: int) -> RowWindows:
         with torch.no_grad(), _progress() as bar:
             bar.set_description("row windows: check")
             inputs.check_indices(graph, num_src, num_dst)

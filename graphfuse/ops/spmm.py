@@ -21,6 +21,7 @@ def spmm(
     bias: Tensor | None = None,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
+    transpose: bool = False,
 ) -> Tensor:
     r"""Sums the features of each node's in-neighbours.
 
@@ -42,6 +43,8 @@ def spmm(
         bias: :math:`b`, ``[dim]``.
         activation: :math:`\sigma`, ``"relu"`` or ``None`` for the identity.
         out_dtype: Dtype of the result; ``None`` means that of ``x``.
+        transpose: Whether to take the transposed matrix: each node sums over those it sends to, and
+            ``num_dst`` and ``num_src`` change places above. Builds nothing; ``edge_weight`` keeps its order.
 
     Returns:
         ``[num_dst, dim]``.
@@ -55,6 +58,7 @@ def spmm(
     """
     relu = _check.activation(activation)
     _check.windows(windows)
+    windows = windows.transpose() if transpose else windows
     _check.matrix("x", x, windows.shape[1], windows.device)
     _check_operands(windows, x, edge_weight, loop_weight, row_scale, col_scale)
     if bias is not None:
