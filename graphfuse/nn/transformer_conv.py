@@ -163,7 +163,7 @@ class TransformerConv(MessagePassing):
         """
         if not torch.jit.is_scripting():
             plainly = (
-                return_attention_weights is None
+                (return_attention_weights is None or self.lin_edge is None)
                 and self.out_channels <= MAX_HEAD_DIM
                 and 0 <= self.dropout < 1
                 and _dispatch.holds(self, TransformerConv, x, edge_index)
@@ -174,7 +174,7 @@ class TransformerConv(MessagePassing):
             )
             if not reasons:
                 self.__dict__["_not_fused"] = reasons
-                return self._forward_fused(x, edge_index, edge_attr)
+                return self._forward_fused(x, edge_index, edge_attr, return_attention_weights)
             _dispatch.fall_back(self, reasons)
             if isinstance(edge_index, RowWindows):
                 edge_index = edge_index.edge_index()
@@ -250,8 +250,8 @@ class TransformerConv(MessagePassing):
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
         reasons = list(_dispatch.common_reasons(self, TransformerConv, x, edge_index))
         reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
-        if isinstance(return_attention_weights, bool):
-            reasons.append("return_attention_weights is set; a fused layer never stores the weights")
+        if isinstance(return_attention_weights, bool) and self.lin_edge is not None:
+            reasons.append("return_attention_weights is set in a layer with edge features, which fold")
         if self.out_channels > MAX_HEAD_DIM:
             reasons.append(
                 f"out_channels is {self.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
@@ -265,14 +265,16 @@ class TransformerConv(MessagePassing):
         return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.out_channels)
 
     @torch.jit.unused
-    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any) -> Tensor:
+    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         windows = self._windows(edge_index, x_src.size(0), x_dst.size(0))
         query, key, value, *skip = self._project(x_src, x_dst)
+        shape = (-1, self.heads, self.out_channels)
+        query, key = query.view(shape), key.view(shape)
         out = attend(
-            query.view(-1, self.heads, self.out_channels),
-            key.view(-1, self.heads, self.out_channels),
-            value.view(-1, self.heads, self.out_channels),
+            query,
+            key,
+            value.view(shape),
             windows,
             self.dropout if self.training else 0.0,
             edge_attr,
@@ -282,9 +284,18 @@ class TransformerConv(MessagePassing):
             out = out.float()  # PyG's softmax is float32 under CUDA's autocast, and with it the result
         out = self._merge_heads(out)
         if skip:
-            return self._add_skip_fused(out, *skip)
-        # the op keeps its result for backward, where an activation in place would be an error
-        return out.clone() if self.concat and out.requires_grad else out
+            out = self._add_skip_fused(out, *skip)
+        elif self.concat and out.requires_grad:
+            out = out.clone()  # the op keeps its result for backward, where a change in place is an error
+        if not isinstance(with_weights, bool):
+            return out
+        alpha = ops.attention_weights(query, key, windows)
+        alpha = alpha.float() if alpha.is_cuda and torch.is_autocast_enabled("cuda") else alpha
+        if isinstance(edge_index, RowWindows):
+            edge_index = edge_index.edge_index()
+        if isinstance(edge_index, Tensor):
+            return out, (edge_index, alpha)
+        return out, edge_index.set_value(alpha, layout="coo")
 
     @torch.jit.unused
     def _add_skip_fused(self, out: Tensor, skip: Tensor) -> Tensor:

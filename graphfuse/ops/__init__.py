@@ -1,6 +1,7 @@
 """Differentiable graph operations on :class:`graphfuse.RowWindows`."""
 
 from graphfuse.ops.attention import sparse_attention as sparse_attention
+from graphfuse.ops.attention_weights import attention_weights as attention_weights
 from graphfuse.ops.gate import gated_skip as gated_skip
 from graphfuse.ops.sddmm import sddmm as sddmm
 from graphfuse.ops.spmm import spmm as spmm

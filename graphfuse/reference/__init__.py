@@ -1,5 +1,6 @@
 """One plain-PyTorch definition per op: what tests, benchmarks and documentation compare with."""
 
+from graphfuse.reference.attention import attention_weights as attention_weights
 from graphfuse.reference.attention import sparse_attention as sparse_attention
 from graphfuse.reference.gate import gated_skip as gated_skip
 from graphfuse.reference.graph_transformer import GraphTransformerLayer as GraphTransformerLayer

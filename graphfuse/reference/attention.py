@@ -49,12 +49,7 @@ def sparse_attention(
     if edge_attr is not None:
         assert edge_query is not None
         score = score + (edge_query.index_select(0, dst) * edge_attr[:, None, :]).sum(2)
-    score = score * scale
-    index = dst[:, None].expand_as(score)
-    top = score.new_full(q.shape[:2], float("-inf")).scatter_reduce(0, index, score.detach(), "amax")
-    weight = (score - top[dst]).exp()
-    total = weight.new_zeros(q.shape[:2]).index_add(0, dst, weight)
-    weight = weight / total.index_select(0, dst)
+    weight = _softmax(score * scale, dst, q.size(0))
     if dropout > 0:
         assert seed is not None
         keep = kept(edge_index, q.size(1), dropout, seed).to(weight.dtype)
@@ -65,6 +60,23 @@ def sparse_attention(
     assert edge_query is not None
     edge_sum = torch.zeros_like(edge_query).index_add(0, dst, weight[:, :, None] * edge_attr[:, None, :])
     return out, edge_sum
+
+
+def attention_weights(edge_index: Tensor, q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """Definition of :func:`graphfuse.ops.attention_weights`, on ``edge_index``: ``[num_edges, heads]``."""
+    src, dst = edge_index[0].long(), edge_index[1].long()
+    scale = q.size(2) ** -0.5 if scale is None else scale
+    return _softmax((q.index_select(0, dst) * k.index_select(0, src)).sum(2) * scale, dst, q.size(0))
+
+
+def _softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    # of [num_edges, heads], over the edges of each receiver
+    size = (num_dst, score.size(1))
+    index = dst[:, None].expand_as(score)
+    top = score.new_full(size, float("-inf")).scatter_reduce(0, index, score.detach(), "amax")
+    weight = (score - top[dst]).exp()
+    total = weight.new_zeros(size).index_add(0, dst, weight)
+    return weight / total.index_select(0, dst)
 
 
 def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:

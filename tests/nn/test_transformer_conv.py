@@ -26,7 +26,7 @@ from tests.nn._transformer import pair
 NO_EDGE_DIM = "edge_attr is given to a layer without edge_dim, which adds it to the values as it is"
 MISFIT = "edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"
 NO_RATE = "dropout is 1.0; the kernels take rates from 0 to below 1"
-NO_WEIGHTS = "return_attention_weights is set; a fused layer never stores the weights"
+NO_WEIGHTS = "return_attention_weights is set in a layer with edge features, which fold"
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -149,7 +149,8 @@ def test_reasons(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     falls_back(make(width=33, heads=128, edge_dim=3), (x, edge_index, edge_attr), wide)
     falls_back(plain, (x, edge_index, edge_attr[:, :1, None]), NO_EDGE_DIM)
-    falls_back(plain, (x, edge_index, None, False), NO_WEIGHTS)
+    falls_back(plain, (x, edge_index, None, False))
+    falls_back(featured, (x, edge_index, edge_attr, False), NO_WEIGHTS)
     falls_back(plain, (x, edge_index, None, 1))  # PyG looks for a bool
     falls_back(make(width=257), (x, edge_index), "out_channels is 257; the kernels take heads of at most 256")
     falls_back(make(width=4, dropout=1.0), (x, edge_index), NO_RATE)
@@ -161,7 +162,7 @@ def test_reasons(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert graphfuse.why_not(plain[0], (x, None), edge_index) == ["the features are not a dense tensor"]
     monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
     with pytest.raises(RuntimeError, match="TransformerConv is not fused: return_attention_weights is set"):
-        plain[0](x, edge_index, return_attention_weights=True)
+        featured[0](x, edge_index, edge_attr, return_attention_weights=True)
 
 
 @pytest.mark.parametrize("x", [None, (torch.ones(3, 4), None), (torch.ones(3, 4), torch.ones(3, 5))])
@@ -187,8 +188,6 @@ def test_row_windows_in_place_of_edge_index(two: bool, flow: str, device: torch.
     x = (x, torch.randn(num_dst, 4, device=device)) if two else x
     torch.testing.assert_close(ours(x, windows), theirs(x, edge_index))
     assert path_taken(ours) == []
-    wanted = theirs(x, edge_index, return_attention_weights=True)
-    torch.testing.assert_close(ours(x, windows, return_attention_weights=True), wanted)
     with pytest.raises(ValueError, match="build them from this graph's edge_index"):
         ours(x[0][:5] if two else x[:5], windows)
 
