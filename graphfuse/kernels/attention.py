@@ -72,6 +72,7 @@ class Shape(NamedTuple):
     dropout: float
     dtype: torch.dtype
     edge_dim: int = 0
+    self_loops: bool = False  # whether each node has one loop, and no other
 
 
 class Structure(NamedTuple):
@@ -98,15 +99,15 @@ class Plan(NamedTuple):
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...]) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dropout > 0)
-        graph = (w.tasks, w.column, w.row_mask, copies)
+        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, acc)
+        rest += (config.step, config.stages, scale, dropout, loops, acc)
         main = Launch(
             attention_window_kernel, num_tasks * -(-heads // config.rows), config.warps, graph, rest
         )
@@ -114,7 +115,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...]) -> Plan:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
-        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, acc)
+        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
         programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
         main = Launch(attention_row_kernel, programs, config.warps, graph, rest)
     merge = None

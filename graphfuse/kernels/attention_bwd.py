@@ -134,22 +134,22 @@ class Saved(NamedTuple):
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transposed: bool) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0)
-        graph = (w.tasks, w.column, w.row_mask, copies)
+        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, acc)
+        rest += (config.step, config.stages, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
-        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, acc)
+        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
         programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
         main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest)
     merge = None

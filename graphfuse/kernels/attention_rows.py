@@ -40,7 +40,7 @@ def attention_row_kernel(
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth > 16
     programs = num_tasks + num_rows
@@ -67,10 +67,21 @@ def attention_row_kernel(
     edge_acc = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    if LOOPS:  # the loop is the first edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + row)
+        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        top = tl.where(with_loop, tl.sum(q * own_k, 1) * SCALE, top)
+        total = tl.where(with_loop, total + 1.0, total)
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            acc *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS, 1)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
         column = tl.load(column_ptr + offs, mask=live, other=0)
+        if LOOPS:
+            live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
@@ -140,6 +151,26 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
     return tl.exp2(s * LOG2_E - top)
 
 
+@triton.jit
+def loop_gradients(
+    own, own_value, other_at, other_value_at, mask, stats_ptr, place, mask_stats, seed_ptr, row, heads,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
+    # value. 0 where `mask` is, as no loop is read there.
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
+    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE)
+    p = softmax_weight(tl.sum(own * other, 1)[:, None] * SCALE, top, norm, PRECISE)
+    dp, dropped = tl.sum(own_value * other_value, 1)[:, None], p
+    if DROPOUT > 0:
+        node = tl.zeros_like(heads) + row
+        own_key, other_key = key_of(seed_ptr, node, heads, False), key_of(seed_ptr, node, 0, True)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+        dp, dropped = dp * factor, p * factor
+    return slope(p, dp, delta, PRECISE) * other, dropped * other_value
+
+
 # All heads of one row. The rows are receivers: (own, own_value) is (q, grad), and (other, other_value) is
 # (k, v); dq comes out and, of edges that carry numbers, the gradients of edge_query and edge_attr.
 # TRANSPOSED: they are sources, the pairs are swapped, and dk and dv come out.
@@ -158,7 +189,7 @@ def attention_bwd_row_kernel(
     OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
     programs = num_tasks + num_rows
@@ -189,10 +220,20 @@ def attention_bwd_row_kernel(
     d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
+    if LOOPS:
+        with_loop = begin == tl.load(ptr_ptr + row)
+        first, second = loop_gradients(
+            own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_head,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, mask & with_loop, stats_ptr,
+            (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None], SCALE,
+            DROPOUT, PRECISE, ACC,
+        )  # fmt: skip
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
         column = tl.load(column_ptr + offs, mask=live, other=0)
+        if LOOPS:
+            live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]

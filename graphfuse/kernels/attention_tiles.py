@@ -60,6 +60,12 @@ def flat(x, GROUP: tl.constexpr):
 
 
 @triton.jit
+def per_row(x, GROUP: tl.constexpr):
+    # a number of each row, [16, 1] or [GROUP, 16, 1], as a factor of flat sums
+    return x.reshape(GROUP * 16, 1)
+
+
+@triton.jit
 def flat_tile(
     window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):
@@ -97,13 +103,17 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
 
 @triton.jit
 def window_step(
-    column_ptr, copy_ptr, start, end, bits, GROUP: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr
-):
+    column_ptr, copy_ptr, window, start, end, bits, LOOPS: tl.constexpr, GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
-    # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it.
+    # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
+    # LOOPS each node has one loop, which is no entry; those that are entries count as none.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     valid = ((bits.to(tl.int32)[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
+    if LOOPS:
+        valid = valid & (column[None, :] != window * 16 + tl.arange(0, 16)[:, None])
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
         copy = tl.load(copy_ptr + offs)

@@ -18,6 +18,7 @@ from graphfuse.kernels.attention_tiles import (
     of_columns,
     of_copy,
     of_receivers,
+    per_row,
     rate_of,
     shift_of,
     signed,
@@ -31,8 +32,9 @@ from graphfuse.kernels.tiles import dot, load_task
 @triton.jit
 def one_row(
     q_ptr, k_ptr, v_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows, row, bit, head,
-    offs_dim, mask_dim, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    STEP: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    with_loop, offs_dim, mask_dim, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    STEP: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     # What the window kernel does, slowly, for one row and head, which sees nothing of other rows' neighbours.
     at = q_ptr + tl.cast(row, tl.int64) * Q_STRIDE + offs_dim
@@ -40,11 +42,23 @@ def one_row(
     top = tl.full((1,), float("-inf"), dtype=ACC)
     total = tl.zeros((1,), dtype=ACC)
     acc = tl.zeros(offs_dim.shape, dtype=ACC)
+    if LOOPS:
+        mask_loop = mask_dim & with_loop & (row < num_rows)
+        own_k = tl.load(k_ptr + tl.cast(row, tl.int64) * K_STRIDE + offs_dim, mask=mask_loop, other=0.0)
+        acc = tl.load(v_ptr + tl.cast(row, tl.int64) * V_STRIDE + offs_dim, mask=mask_loop, other=0.0).to(ACC)
+        top = tl.where(with_loop, tl.sum(q * own_k.to(ACC), 0), top)
+        total = tl.where(with_loop, total + 1.0, total)
+        if DROPOUT > 0:
+            node = tl.zeros((1,), dtype=tl.int32) + row
+            own_key = key_of(seed_ptr, node, head, False)
+            acc *= kept(own_key, key_of(seed_ptr, node, 0, True), DROPOUT, 1.0)
     for start in tl.range(begin, end, STEP):
         offs = start + tl.arange(0, STEP)
         bits = tl.load(row_mask_ptr + offs, mask=offs < end, other=0).to(tl.int32)
         live = ((bits >> bit) & 1) != 0
         column = tl.load(column_ptr + offs, mask=live, other=0)
+        if LOOPS:
+            live = live & (column != row)
         mask = live[:, None] & mask_dim[None, :]
         offs_row = column[:, None].to(tl.int64)
         k = tl.load(k_ptr + offs_row * K_STRIDE + offs_dim[None, :], mask=mask, other=0.0).to(ACC)
@@ -73,17 +87,16 @@ def one_row(
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
-#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC [GROUP, 16,
-#             BLOCK_DIM]; without the first axis where GROUP is 1
+#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_window_kernel(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
     q_ptr, k_ptr, v_ptr, seed_ptr, num_tasks, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    ACC: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
@@ -98,10 +111,23 @@ def attention_window_kernel(
     acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, False)
+    with_loop = False
+    if LOOPS:  # the loop is the first edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + window)
+        at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
+        own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
+        top = tl.where(with_loop, tl.sum(q.to(ACC) * own_k.to(ACC), -1), top)
+        total = tl.where(with_loop, total + 1.0, total)
+        own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        acc = own_v.to(ACC)
+        if DROPOUT > 0:
+            acc *= per_row(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, GROUP, COLUMNS, ACC)
+        column, copy, outside = window_step(
+            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -129,8 +155,8 @@ def attention_window_kernel(
                 mask_one = mask_one & (head + place // 16 < HEADS)
             top_one, total_one, acc_one = one_row(
                 q_ptr, k_ptr, v_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows,
-                window * 16 + place % 16, place % 16, head + place // 16, offs_dim, mask_one,
-                Q_STRIDE, K_STRIDE, V_STRIDE, 512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, ACC,
+                window * 16 + place % 16, place % 16, head + place // 16, with_loop, offs_dim, mask_one,
+                Q_STRIDE, K_STRIDE, V_STRIDE, 512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             top, total = tl.where(here, top_one, top), tl.where(here, total_one, total)
             acc = tl.where(here[:, None], acc_one[None, :], acc)
@@ -149,6 +175,36 @@ def attention_window_kernel(
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (rows < num_rows)[:, None])
 
 
+@triton.jit
+def load_own(
+    x_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # The rows of a window of x as flat sums have them, 0 without a loop.
+    rows, _, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + offs_dim[None, :]
+    return tl.load(at, mask=own & (rows < num_rows)[:, None] & with_loop, other=0.0)
+
+
+@triton.jit
+def loop_slopes(
+    own, own_value, other_at, other_value_at, mask, stats_at, mask_stats, seed_ptr, rows, heads,
+    RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in their scores, and their weights.
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    lse = tl.load(stats_at, mask=mask_stats, other=0.0)
+    minus_delta = tl.load(stats_at + 1, mask=mask_stats, other=0.0)
+    p = tl.exp2(tl.sum(own.to(ACC) * other, -1, keep_dims=True) * RATE - lse)
+    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
+    dp, dropped = tl.sum(own_value.to(ACC) * other_value, -1, keep_dims=True), p
+    if DROPOUT > 0:
+        own_key, other_key = key_of(seed_ptr, rows, heads, False), key_of(seed_ptr, rows, 0, True)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+        dp, dropped = dp * factor, p * factor
+    return slope(p, dp, -minus_delta, False), dropped
+
+
 # GROUP heads of 16 rows, tensor cores, as in the forward kernel. The rows are receivers: (own, own_value) is
 # (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are
 # swapped, and dk and dv come out.
@@ -158,13 +214,13 @@ def attention_window_kernel(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_bwd_window_kernel(
-    first_ptr, second_ptr, partial_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
     own_ptr, own_value_ptr, other_ptr, other_value_ptr, stats_ptr, seed_ptr, num_tasks, num_rows,
     OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
@@ -183,10 +239,30 @@ def attention_bwd_window_kernel(
     second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
+    if LOOPS:
+        with_loop = begin == tl.load(ptr_ptr + window)
+        ds_loop, p_loop = loop_slopes(
+            own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask & with_loop,
+            stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS), seed_ptr, rows, heads, RATE,
+            DROPOUT, ACC,
+        )  # fmt: skip
+        own_other = load_own(
+            other_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+        )
+        first = per_row(ds_loop, GROUP) * own_other.to(ACC)
+        if TRANSPOSED:
+            own_other = load_own(
+                other_value_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP,
+                BLOCK_DIM,
+            )  # fmt: skip
+            second = per_row(p_loop, GROUP) * own_other.to(ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(column_ptr, copy_ptr, start, end, bits, GROUP, COLUMNS, ACC)
+        column, copy, outside = window_step(
+            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
         bits = next_bits
         other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         other_value = gather(other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)

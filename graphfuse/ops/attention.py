@@ -29,6 +29,8 @@ def sparse_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    *,
+    self_loops: bool = False,
 ) -> Tensor: ...
 
 
@@ -58,6 +60,7 @@ def sparse_attention(
     *,
     edge_query: Tensor | None = None,
     edge_attr: Tensor | None = None,
+    self_loops: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours :math:`N(i)`.
 
@@ -80,14 +83,15 @@ def sparse_attention(
         v: Values, dtype of ``q``, ``[num_src, heads, head_dim]``.
         windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
         scale: The factor :math:`\lambda`, without unit; ``None`` means ``head_dim ** -0.5``.
-        dropout: Probability that a weight is dropped after the softmax; the
-            others grow by 1 / (1 - dropout).
+        dropout: Probability that a weight is dropped after the softmax; the others grow by 1 / (1 - dropout).
         seed: ``int64[1]`` on the device of ``q``; which weights are dropped is a function of it and of
             (receiver, source, copy of the edge, head). ``None`` draws one with ``torch.randint``.
         edge_query: Dtype of ``q``, ``[num_dst, heads, edge_dim]``; given with ``edge_attr``.
         edge_attr: Dtype of ``q``, ``[num_edges, edge_dim]``, in the order of the edge list that the windows
             were built from; rows may be strided. ``heads * max(head_dim, edge_dim)``, each rounded up to a
             power of two, is at most 4096.
+        self_loops: Whether every node attends to itself, once: edges with source == receiver are left out,
+            and each node gets one. Only if ``num_dst == num_src``, and without ``edge_attr``.
 
     Returns:
         ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32. With ``edge_attr``
@@ -119,6 +123,12 @@ def sparse_attention(
         got = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
         raise ValueError(f"`seed` must be int64[1] on {q.device} (got {got})")
     _check_edges(q, windows.num_edges, edge_query, edge_attr)
+    if self_loops and (num_dst != num_src or edge_attr is not None):
+        got = f"{num_dst} receivers and {num_src} sources" if num_dst != num_src else "`edge_attr`"
+        raise ValueError(
+            f"`self_loops` wants one set of nodes, and edges without numbers (got {got}); add the loops to "
+            "the edges instead"
+        )
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q, "q")
         pin_if_capturing(windows)
@@ -126,7 +136,7 @@ def sparse_attention(
     rows = with_edges or launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
     graph = graph_of(windows, rows, with_edges, q, k, v, edge_query, edge_attr)
     scale = q.size(2) ** -0.5 if scale is None else float(scale)
-    arguments = (scale, dropout, q, k, v, seed, edge_query, edge_attr)
+    arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr)
     if isinstance(graph, Walks):
         out, _, edge_sum = Attention.apply(graph, *arguments)
     else:
@@ -177,7 +187,7 @@ def _structure(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
     return _launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
 
 
-def _prepared(scale: float, dropout: float, given: Operands) -> tuple[Any, Any, Any]:
+def _prepared(scale: float, dropout: float, self_loops: bool, given: Operands) -> tuple[Any, Any, Any]:
     """What the launchers take beside the graph: q, k and v; the edges' tensors; the shape."""
     kernels, _ = _launchers()
     edges, edge_dim = None, 0
@@ -185,39 +195,51 @@ def _prepared(scale: float, dropout: float, given: Operands) -> tuple[Any, Any, 
         edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
         edge_dim = edges.attr.size(1)
     q = given.q
-    shape = kernels.Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim)
+    shape = kernels.Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim, self_loops)
     return tuple(map(contiguous_heads, given[:3])), edges, shape
 
 
-def _run(w: Walks, scale: float, dropout: float, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run(
+    w: Walks, scale: float, dropout: float, self_loops: bool, *operands: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     given = Operands(*operands)
     if not _check.runs_kernel(given.q):
-        out, edge_sum = _definition(w, scale, dropout, given)
+        out, edge_sum = _definition(w, scale, dropout, self_loops, given)
         return out, out.new_empty(0), edge_sum
-    qkv, edges, shape = _prepared(scale, dropout, given)
+    qkv, edges, shape = _prepared(scale, dropout, self_loops, given)
     structure = _structure(w.forward, w.edges, dropout)
     found: tuple[Tensor, Tensor, Tensor]
     found = _launchers()[0].attention_fwd(structure, *qkv, given.seed, edges, shape)
     return found
 
 
-def _definition(w: Walks, scale: float, dropout: float, given: Operands) -> tuple[Tensor, Tensor]:
+def _definition(
+    w: Walks, scale: float, dropout: float, self_loops: bool, given: Operands
+) -> tuple[Tensor, Tensor]:
     q, k, v, seed, edge_query, edge_attr = given
     edge_index = to_edge_index(w.forward)
     if edge_attr is not None:
         assert w.edges is not None
         edge_attr = edge_attr.index_select(0, w.edges.perm)
-    found = reference.sparse_attention(edge_index, q, k, v, scale, dropout, seed, edge_query, edge_attr)
+    of_edges = (edge_query, edge_attr, self_loops)
+    found = reference.sparse_attention(edge_index, q, k, v, scale, dropout, seed, *of_edges)
     return found if isinstance(found, tuple) else (found, q.new_empty(0))
 
 
 def _run_backward(
-    w: Walks, scale: float, dropout: float, with_edge_attr: bool, grad: Tensor, edge_value: Tensor, *rest: Any
+    w: Walks,
+    scale: float,
+    dropout: float,
+    self_loops: bool,
+    with_edge_attr: bool,
+    grad: Tensor,
+    edge_value: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given, (out, softmax, edge_sum) = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.q):
-        return _backward_of_definition(w, scale, dropout, grad, edge_value, given)
-    qkv, edges, shape = _prepared(scale, dropout, given)
+        return _backward_of_definition(w, scale, dropout, self_loops, grad, edge_value, given)
+    qkv, edges, shape = _prepared(scale, dropout, self_loops, given)
     _, kernels = _launchers()
     found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.attention_bwd(
         (_structure(w.forward, w.edges, dropout), _structure(w.backward, w.backward_edges, dropout)),
@@ -231,12 +253,19 @@ def _run_backward(
 
 
 def _backward_of_definition(
-    w: Walks, scale: float, dropout: float, grad: Tensor, edge_value: Tensor, given: Operands
+    w: Walks,
+    scale: float,
+    dropout: float,
+    self_loops: bool,
+    grad: Tensor,
+    edge_value: Tensor,
+    given: Operands,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     # through functorch, which works below autograd too, where a registered op runs
     def run(q: Tensor, k: Tensor, v: Tensor, *of_edges: Tensor) -> tuple[Tensor, Tensor]:
         edge_query, edge_attr = of_edges or (None, None)
-        return _definition(w, scale, dropout, Operands(q, k, v, given.seed, edge_query, edge_attr))
+        operands = Operands(q, k, v, given.seed, edge_query, edge_attr)
+        return _definition(w, scale, dropout, self_loops, operands)
 
     of_edges = () if given.edge_attr is None else (given.edge_query, given.edge_attr)
     _, pull, *_ = torch.func.vjp(run, *given[:3], *of_edges)
@@ -250,7 +279,9 @@ def contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.size(2), 1) and x.stride(0) > 0 else x.contiguous()
 
 
-def _fake(graph: Packed, scale: float, dropout: float, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(
+    graph: Packed, scale: float, dropout: float, self_loops: bool, *operands: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     q, edge_query = operands[0], Operands(*operands).edge_query
     softmax = q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
     return q.new_empty(q.shape), softmax, q.new_empty(0 if edge_query is None else edge_query.shape)
@@ -260,6 +291,7 @@ def _fake_backward(
     graph: Packed,
     scale: float,
     dropout: float,
+    self_loops: bool,
     with_edge_attr: bool,
     grad: Tensor,
     edge_value: Tensor,
@@ -276,15 +308,16 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: Graph, scale: float, dropout: float, *operands: Any
+        ctx: Any, graph: Graph, scale: float, dropout: float, self_loops: bool, *operands: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            results = _run(graph, scale, dropout, *operands)
+            results = _run(graph, scale, dropout, self_loops, *operands)
         else:
-            results = below_autograd(torch.ops.graphfuse.attention, *graph, scale, dropout, *operands)
-        ctx.graph, ctx.scale, ctx.dropout = graph, scale, dropout
+            how = (scale, dropout, self_loops)
+            results = below_autograd(torch.ops.graphfuse.attention, *graph, *how, *operands)
+        ctx.graph, ctx.how = graph, (scale, dropout, self_loops)
         ctx.save_for_backward(*operands, *results)
         ctx.mark_non_differentiable(results[1])
         ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the softmax with zeros
@@ -297,17 +330,17 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
         given, (out, _, edge_sum) = Operands(*ctx.saved_tensors[:-3]), ctx.saved_tensors[-3:]
-        with_edge_attr = bool(ctx.needs_input_grad[3 + Operands._fields.index("edge_attr")])
+        with_edge_attr = bool(ctx.needs_input_grad[4 + Operands._fields.index("edge_attr")])
         grad = torch.zeros_like(out) if grad is None else grad
         edge_value = torch.zeros_like(edge_sum) if edge_value is None else edge_value
-        arguments = (ctx.scale, ctx.dropout, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
+        arguments = (*ctx.how, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
         graph = for_gradient(ctx.graph, grad, edge_value)
         if isinstance(graph, Walks):
             dq, dk, dv, d_query, d_attr = _run_backward(graph, *arguments)
         else:
             dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
         of_edges = (None if given.edge_query is None else d_query, d_attr if with_edge_attr else None)
-        return None, None, None, dq, dk, dv, None, *of_edges
+        return None, None, None, None, dq, dk, dv, None, *of_edges
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:
@@ -317,14 +350,14 @@ def _no_derivative(graph: Packed, *arguments: Any) -> Any:
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? seed, Tensor? edge_query, Tensor? edge_attr"
 register(
     "attention",
-    f"float scale, float dropout, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    f"float scale, float dropout, bool self_loops, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     _run,
     _fake,
     Attention.apply,
 )
 register(
     "attention_backward",
-    "float scale, float dropout, bool with_edge_attr, Tensor grad, Tensor edge_value, "
+    "float scale, float dropout, bool self_loops, bool with_edge_attr, Tensor grad, Tensor edge_value, "
     f"{_OPERANDS}, Tensor out, Tensor softmax, Tensor edge_sum) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,

@@ -16,6 +16,7 @@ def sparse_attention(
     seed: Tensor | None = None,
     edge_query: Tensor | None = None,
     edge_attr: Tensor | None = None,
+    self_loops: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours.
 
@@ -37,11 +38,17 @@ def sparse_attention(
         seed: ``int64[1]``, of the dropped weights.
         edge_query: ``[num_dst, heads, edge_dim]``, given with ``edge_attr``.
         edge_attr: ``[num_edges, edge_dim]``, numbers of the edges.
+        self_loops: Whether each node has one loop, whatever ``edge_index`` says; without ``edge_attr``.
 
     Returns:
         ``[num_dst, heads, head_dim]``, and with ``edge_attr`` also ``[num_dst, heads, edge_dim]``; rows
         without in-neighbours are 0.
     """
+    if self_loops:
+        loops = torch.arange(q.size(0), device=q.device).to(edge_index)
+        edge_index = torch.cat(
+            [edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1
+        )
     src, dst = edge_index[0].long(), edge_index[1].long()
     scale = q.size(2) ** -0.5 if scale is None else scale
     # index_select: its derivative adds rows in float32 where that of q[dst] would round every addition

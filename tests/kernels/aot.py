@@ -232,6 +232,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 for transposed in (False, True)
             ),
         )
+        loops = rate > 0 and edge_dim == 0
         for kernel, config, transposed in (*kernels, *(windows if dtype != "fp32" and edge_dim == 0 else ())):
             constants = {
                 "TRANSPOSED": transposed,
@@ -247,6 +248,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "STAGES": config.stages,
                 "SCALE": 0.125,
                 "DROPOUT": rate,
+                "LOOPS": loops,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
             }
@@ -255,6 +257,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
+            constants |= {} if loops or kernel.__name__.endswith("row_kernel") else {"ptr_ptr": None}
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
