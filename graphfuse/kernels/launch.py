@@ -224,9 +224,9 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
     if width <= 64:
         group = attention_group(heads, dim)
         return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=None if dropout else 168)
-    if width <= 128:
-        return Config(width, 64, 2, 2, registers=200) if dim % 8 == 0 else Config(width, 32, 2, 4)
-    return Config(width, 16, 2, 4)
+    if width <= 128 and dim % 8 == 0:
+        return Config(width, 64, 2, 2, registers=None if dropout else 200)
+    return Config(width, 32 if width <= 128 else 16, 2, 4)
 
 
 def attention_group(heads: int, dim: int) -> int:

@@ -1,5 +1,6 @@
 """PyG's layers, fused."""
 
+from graphfuse.nn.agnn_conv import AGNNConv as AGNNConv
 from graphfuse.nn.gcn_conv import GCNConv as GCNConv
 from graphfuse.nn.graph_transformer_layer import GraphTransformerLayer as GraphTransformerLayer
 from graphfuse.nn.transformer_conv import TransformerConv as TransformerConv
