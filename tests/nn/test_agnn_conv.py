@@ -172,3 +172,30 @@ def test_compile_takes_pygs_path_without_a_break(device: torch.device) -> None:
     x = torch.randn(33, 4, device=device)
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index)
+        return out
+
+
+def test_torchscript_takes_pygs_path() -> None:
+    edge_index, _ = GRAPHS["ragged"]()
+    ours, theirs = pair()
+    x = torch.randn(33, 4)
+    torch.testing.assert_close(torch.jit.script(Net(ours))(x, edge_index), theirs(x, edge_index))
+
+
+def test_autocast_keeps_float32(device: torch.device) -> None:
+    edge_index, _ = GRAPHS["ragged"](device)
+    ours, theirs = pair(device)
+    x = torch.randn(33, 8, device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found, wanted = ours(x, edge_index), theirs(x, edge_index)
+    assert path_taken(ours) == [] and found.dtype is wanted.dtype is torch.float32
+    torch.testing.assert_close(found, wanted)
