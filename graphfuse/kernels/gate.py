@@ -10,19 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.kernels.launch import Config
+from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
 
-MAX_SLICES = 2048  # slices of the rows, each with a row of partial sums for the weight's gradient
 MERGE_BLOCK, MERGE_SLICES = 16, 128  # columns of a program of the merge, and slices it adds at a time
-
-
-@functools.cache
-def gate(dim: int) -> Config:
-    """Kernels of this module: 8 elements of a tile of whole rows for each thread."""
-    width = 1 << max(dim - 1, 0).bit_length()
-    rows = max(1, 1024 // width)
-    return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)
 
 
 @triton.jit
@@ -131,7 +122,7 @@ def _plan(
     strides: tuple[int, int],
     aligned: tuple[bool, ...],
 ) -> Launch:
-    config = gate(dim)
+    config = launch.gate(dim)
     rest = (num_rows, *strides, dim, config.block_dim, config.rows, accumulator(dtype))
     return Launch(_gate_kernel, -(-num_rows // config.rows), config.warps, (), rest)
 
@@ -151,9 +142,9 @@ def _backward_plan(
     strides: tuple[int, int, int],
     aligned: tuple[bool, ...],
 ) -> _BackwardPlan:
-    config, acc = gate(dim), accumulator(dtype)
+    config, acc = launch.gate(dim), accumulator(dtype)
     steps = -(-num_rows // config.rows)
-    length = -(-steps // MAX_SLICES) * config.rows
+    length = -(-steps // launch.MAX_GATE_SLICES) * config.rows
     num_slices = -(-num_rows // length)
     rest = (num_rows, length, *strides, dim, config.block_dim, config.rows, acc)
     main = Launch(_gate_bwd_kernel, num_slices, config.warps, (), rest)

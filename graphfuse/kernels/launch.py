@@ -28,6 +28,9 @@ _MAX_EDGE_TILE = 4096
 # Rows of a slice of a linear map's gradient.
 LINEAR_GRAD_ROWS = 256
 
+# Slices of the rows of a gate, each with a row of partial sums for the gradient of its weight.
+MAX_GATE_SLICES = 2048
+
 # The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
 MAX_FUSED_BYTES = 512
 
@@ -132,6 +135,14 @@ def linear(dim: int, out_dim: int) -> Config:
 def linear_grad(left: int, right: int) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear_grad` for a weight ``[left, right]``."""
     return Config(min(_power_of_two(left, 16), 64), 32, 3, 4, min(_power_of_two(right, 32), 64))
+
+
+@functools.cache
+def gate(dim: int) -> Config:
+    """Kernels of :mod:`graphfuse.kernels.gate`: 8 elements of a tile of whole rows for each thread."""
+    width = _power_of_two(dim)
+    rows = max(1, 1024 // width)
+    return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)
 
 
 def _power_of_two(n: int, least: int = 1) -> int:

@@ -262,7 +262,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
-    config, name = gate.gate(dim), f"[{dtype}-{dim}]"
+    config, name = launch.gate(dim), f"[{dtype}-{dim}]"
     tensors = ("y_ptr", "do_ptr", "ds_ptr", "grad_ptr", "out_ptr", "skip_ptr", "weight_ptr")
     operands = dict.fromkeys((*tensors, "dw_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
