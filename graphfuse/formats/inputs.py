@@ -44,7 +44,6 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
         inferred = known if known is not None else (int(graph.max()) + 1 if graph.numel() > 0 else 0)
         num_src = inferred if num_src is None else num_src
         num_dst = inferred if num_dst is None else num_dst
-    check_sizes(graph, num_src, num_dst)
     return graph, num_src, num_dst
 
 

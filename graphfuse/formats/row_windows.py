@@ -103,6 +103,7 @@ class RowWindows:
     def _build(cls, graph: Tensor, num_src: int, num_dst: int) -> RowWindows:
         with torch.no_grad(), _progress() as bar:
             bar.set_description("row windows: check")
+            inputs.check_sizes(graph, num_src, num_dst)
             inputs.check_indices(graph, num_src, num_dst)
             key = fingerprint(graph)
             src, dst = graph[0], graph[1]

@@ -72,7 +72,7 @@ def attention_row_kernel(
         own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         top = tl.where(with_loop, tl.sum(q * own_k, 1) * SCALE, top)
-        total = tl.where(with_loop, total + 1.0, total)
+        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         if DROPOUT > 0:
             loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
             acc *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS, 1)
@@ -153,15 +153,16 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
 
 @triton.jit
 def loop_gradients(
-    own, own_value, other_at, other_value_at, mask, stats_ptr, place, mask_stats, seed_ptr, row, heads,
-    SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+    own, own_value, other_at, other_value_at, mask, with_loop, stats_ptr, place, mask_stats, seed_ptr, row,
+    heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
-    # value. 0 where `mask` is, as no loop is read there.
+    # value; 0 without the loop.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
     top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE)
-    p = softmax_weight(tl.sum(own * other, 1)[:, None] * SCALE, top, norm, PRECISE)
+    s = tl.where(with_loop, tl.sum(own * other, 1)[:, None] * SCALE, float("-inf"))
+    p = softmax_weight(s, top, norm, PRECISE)
     dp, dropped = tl.sum(own_value * other_value, 1)[:, None], p
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
@@ -224,7 +225,7 @@ def attention_bwd_row_kernel(
         with_loop = begin == tl.load(ptr_ptr + row)
         first, second = loop_gradients(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, mask & with_loop, stats_ptr,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, mask, with_loop, stats_ptr,
             (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None], SCALE,
             DROPOUT, PRECISE, ACC,
         )  # fmt: skip

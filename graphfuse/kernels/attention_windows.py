@@ -47,7 +47,7 @@ def one_row(
         own_k = tl.load(k_ptr + tl.cast(row, tl.int64) * K_STRIDE + offs_dim, mask=mask_loop, other=0.0)
         acc = tl.load(v_ptr + tl.cast(row, tl.int64) * V_STRIDE + offs_dim, mask=mask_loop, other=0.0).to(ACC)
         top = tl.where(with_loop, tl.sum(q * own_k.to(ACC), 0), top)
-        total = tl.where(with_loop, total + 1.0, total)
+        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         if DROPOUT > 0:
             node = tl.zeros((1,), dtype=tl.int32) + row
             own_key = key_of(seed_ptr, node, head, False)
@@ -84,7 +84,8 @@ def one_row(
 # and scores are a product batched over heads.
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
-#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
+#             copies and seed with DROPOUT
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
@@ -117,7 +118,7 @@ def attention_window_kernel(
         at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
         own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
         top = tl.where(with_loop, tl.sum(q.to(ACC) * own_k.to(ACC), -1), top)
-        total = tl.where(with_loop, total + 1.0, total)
+        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         acc = own_v.to(ACC)
         if DROPOUT > 0:
@@ -188,14 +189,15 @@ def load_own(
 
 @triton.jit
 def loop_slopes(
-    own, own_value, other_at, other_value_at, mask, stats_at, mask_stats, seed_ptr, rows, heads,
+    own, own_value, other_at, other_value_at, mask, with_loop, stats_at, mask_stats, seed_ptr, rows, heads,
     RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in their scores, and their weights.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     lse = tl.load(stats_at, mask=mask_stats, other=0.0)
     minus_delta = tl.load(stats_at + 1, mask=mask_stats, other=0.0)
-    p = tl.exp2(tl.sum(own.to(ACC) * other, -1, keep_dims=True) * RATE - lse)
+    s = tl.where(with_loop, tl.sum(own.to(ACC) * other, -1, keep_dims=True), float("-inf"))
+    p = tl.exp2(s * RATE - lse)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
     dp, dropped = tl.sum(own_value.to(ACC) * other_value, -1, keep_dims=True), p
     if DROPOUT > 0:
@@ -209,7 +211,7 @@ def loop_slopes(
 # (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are
 # swapped, and dk and dv come out.
 #   grid      (num_tasks * groups,), as the forward kernel
-#   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]
+#   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]; the graph as forward
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
@@ -243,7 +245,7 @@ def attention_bwd_window_kernel(
         with_loop = begin == tl.load(ptr_ptr + window)
         ds_loop, p_loop = loop_slopes(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask & with_loop,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask, with_loop,
             stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS), seed_ptr, rows, heads, RATE,
             DROPOUT, ACC,
         )  # fmt: skip

@@ -123,8 +123,8 @@ class AGNNConv(MessagePassing):
         windows = row_windows(edge_index, x.size(0), x.size(0))
         if self.flow == "target_to_source":
             windows = windows.transpose()
-        x_norm = F.normalize(x, p=2.0, dim=-1)
-        query, key, value = self.beta * x_norm, x_norm, x
+        x_norm = F.normalize(x, p=2.0, dim=-1)  # float32 under CUDA's autocast, and with it the result
+        query, key, value = (self.beta * x_norm).to(x_norm.dtype), x_norm, x.to(x_norm.dtype)
         out = ops.sparse_attention(
             query[:, None], key[:, None], value[:, None], windows, 1.0, self_loops=self.add_self_loops
         )

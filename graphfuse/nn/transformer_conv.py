@@ -289,13 +289,10 @@ class TransformerConv(MessagePassing):
             out = out.clone()  # the op keeps its result for backward, where a change in place is an error
         if not isinstance(with_weights, bool):
             return out
+        if query.is_cuda and torch.is_autocast_enabled("cuda"):
+            query, key = query.float(), key.float()  # as above
         alpha = ops.attention_weights(query, key, windows)
-        alpha = alpha.float() if alpha.is_cuda and torch.is_autocast_enabled("cuda") else alpha
-        if isinstance(edge_index, RowWindows):
-            edge_index = edge_index.edge_index()
-        if isinstance(edge_index, Tensor):
-            return out, (edge_index, alpha)
-        return out, edge_index.set_value(alpha, layout="coo")
+        return out, (edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index, alpha)
 
     @torch.jit.unused
     def _add_skip_fused(self, out: Tensor, skip: Tensor) -> Tensor:

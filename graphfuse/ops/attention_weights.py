@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.ops import _check
 from graphfuse.ops.sddmm import sddmm
 from graphfuse.ops.spmm import spmm
@@ -29,7 +30,6 @@ def attention_weights(q: Tensor, k: Tensor, windows: RowWindows, scale: float | 
         built from.
 
     Raises:
-        RuntimeError: that edge list was modified since.
         ValueError: a shape, dtype or device differs from the above; the message names the argument.
 
     Note:
@@ -41,13 +41,16 @@ def attention_weights(q: Tensor, k: Tensor, windows: RowWindows, scale: float | 
     num_dst, num_src = windows.shape
     _check.heads("q", q, num_dst, windows.device)
     _check.heads("k", k, num_src, q.device, q)
+    if not torch.compiler.is_compiling():
+        _check.runs_kernel(q, "q")
+        pin_if_capturing(windows)
     scale = q.size(2) ** -0.5 if scale is None else scale
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    receiver = windows.edge_index()[1].long()
+    receiver = windows.memo("receivers", lambda: _receivers(windows))
     one = q.new_ones(num_src, 1, dtype=dtype)
     columns = []
     for head in range(q.size(1)):
-        score = sddmm(windows, q[:, head], k[:, head]).to(dtype) * scale
+        score = sddmm(windows, q[:, head].to(dtype), k[:, head].to(dtype)) * scale
         top = score.new_full((num_dst,), float("-inf"))
         top.scatter_reduce_(0, receiver, score.detach(), "amax")
         weight = (score - top.index_select(0, receiver)).exp()
@@ -56,3 +59,11 @@ def attention_weights(q: Tensor, k: Tensor, windows: RowWindows, scale: float | 
         total = spmm(windows, one, weight)
         columns.append(weight * sddmm(windows, 1 / (total + (total == 0)), one))
     return torch.stack(columns, 1).to(q.dtype)
+
+
+def _receivers(windows: RowWindows) -> Tensor:
+    """Row of each edge, in the order of the caller's edge list; no synchronisation."""
+    walk, perm = windows.row_walk(), windows.row_edges().perm.long()
+    rows = torch.arange(walk.num_rows, device=perm.device)
+    rows = rows.repeat_interleave(walk.ptr.diff().long(), output_size=perm.numel())
+    return torch.empty_like(perm).scatter_(0, perm, rows)

@@ -223,7 +223,8 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
         (attention_rows.attention_bwd_row_kernel, rows, False),
         (attention_rows.attention_bwd_row_kernel, rows, True),
     ]
-    for rate in (0.0, 0.5):
+    plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
+    for rate, loops in (*plain, *(with_loops if heads == 1 and edge_dim == 0 else ())):
         windows = (
             (attention_windows.attention_window_kernel, launch.attention_window(heads, dim, rate > 0), False),
             *(
@@ -232,7 +233,6 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 for transposed in (False, True)
             ),
         )
-        loops = rate > 0 and edge_dim == 0
         for kernel, config, transposed in (*kernels, *(windows if dtype != "fp32" and edge_dim == 0 else ())):
             constants = {
                 "TRANSPOSED": transposed,
@@ -253,7 +253,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "EDGE_STRIDE": edge_dim,
             }
             constants |= dict.fromkeys(ROW_STRIDES, heads * dim)
-            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{rate}-{transposed}]"
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{rate}-{loops}-{transposed}]"
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}

@@ -120,7 +120,8 @@ def test_dropped_weights_are_independent(rate: float) -> None:
         "heads": (z[..., 0] * z[..., 1]).mean() * (size / 2) ** 0.5,
         "copies": (z[0] * z[1]).mean() * (size / 2) ** 0.5,
         "squares": (one[::2, ::2] * one[1::2, ::2] * one[::2, 1::2] * one[1::2, 1::2]).mean() * 200,
-        "neighbours": (one[1:] * one[:-1]).mean() * (399 * 400) ** 0.5,
+        "sources": (one[1:] * one[:-1]).mean() * (399 * 400) ** 0.5,
+        "receivers": (one[:, 1:] * one[:, :-1]).mean() * (399 * 400) ** 0.5,
     }
     assert {name for name, value in found.items() if value.abs() > 4} == set()
     # the largest singular value of independent draws is 2 sqrt(n); a mask made of rows and columns has others

@@ -64,20 +64,45 @@ def test_a_node_alone_attends_to_itself(walked: str, device: torch.device) -> No
     assert alone.any() and torch.equal(out[alone], given["v"][alone])
 
 
+def test_slices_without_the_loop_see_nothing_of_it(
+    walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Were its score 0 there instead of none, its weight would be Inf: all scores are about -200
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    windows, edge_index, given = draw("hub", device, narrow(walked), 1, 8)
+    with torch.no_grad():
+        given["q"].fill_(-5.0)
+        given["k"].fill_(5.0)
+    op = functools.partial(ops.sparse_attention, windows=windows, scale=1.0, self_loops=True)
+    definition = functools.partial(reference.sparse_attention, edge_index, scale=1.0, self_loops=True)
+    check(op, definition, given)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
+@pytest.mark.parametrize("graph", ["ragged", "isolated"])
+@pytest.mark.parametrize("operand", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nan_and_inf_reach_their_neighbours_alone(value: float, walked: str, device: torch.device) -> None:
-    windows, edge_index, given = draw("ragged", device, narrow(walked), 2, 8)
+def test_nan_and_inf_reach_their_neighbours_alone(
+    value: float, operand: str, graph: str, walked: str, device: torch.device
+) -> None:
+    windows, edge_index, given = draw(graph, device, narrow(walked), 2, 8)
     values = {name: tensor.detach().clone() for name, tensor in given.items()}
-    values["v"][5] = value
+    node = 5  # of "isolated", one without edges
+    values[operand][node] = value
     out = ops.sparse_attention(**values, windows=windows, self_loops=True)
-    reached = torch.zeros(33, dtype=torch.bool, device=device)
-    reached[edge_index[1][edge_index[0] == 5]] = True
-    reached[5] = True
-    assert torch.equal(~out.isfinite().all(2).all(1), reached)
+    reached = torch.zeros(out.size(0), dtype=torch.bool, device=device)
+    if operand != "q":
+        reached[edge_index[1][edge_index[0] == node]] = True
+    reached[node] = True
+    if operand == "k" and value == float("inf"):  # a score of -inf weighs nothing
+        assert not (~out.isfinite().all(2).all(1) & ~reached).any() and not out[node].isfinite().all()
+    else:
+        assert torch.equal(~out.isfinite().all(2).all(1), reached)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="float64 runs in the interpreter alone")
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_gradcheck(dropout: float, walked: str) -> None:
+def test_gradcheck(dropout: float) -> None:
     windows, _, given = draw("self_loops", torch.device("cpu"), torch.float64, 2, 3)
     seed = torch.tensor([2]) if dropout > 0 else None
     op = functools.partial(ops.sparse_attention, windows=windows, dropout=dropout, seed=seed, self_loops=True)
