@@ -139,7 +139,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_bwd_window(heads, dim, dropout > 0)
+        config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, scale, dropout, loops, acc)

@@ -225,18 +225,18 @@ def attention_window(heads: int, dim: int, dropout: bool) -> Config:
 
 
 @functools.cache
-def attention_bwd_window(heads: int, dim: int, dropout: bool) -> Config:
+def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward.
 
     168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
-    the compiler takes up to 194 and 208.
+    the compiler takes up to 194 and 208. Dropout and self-loops need more: a bound would make them spill.
     """
-    width = _power_of_two(dim, 16)
+    width, bounded = _power_of_two(dim, 16), not (dropout or self_loops)
     if width <= 64:
         group = attention_group(heads, dim)
-        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=None if dropout else 168)
+        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=168 if bounded else None)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 64, 2, 2, registers=None if dropout else 200)
+        return Config(width, 32 if self_loops else 64, 2, 2, registers=200 if bounded else None)
     return Config(width, 32 if width <= 128 else 16, 2, 4)
 
 

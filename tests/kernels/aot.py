@@ -228,7 +228,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
         windows = (
             (attention_windows.attention_window_kernel, launch.attention_window(heads, dim, rate > 0), False),
             *(
-                (kernel, launch.attention_bwd_window(heads, dim, rate > 0), transposed)
+                (kernel, launch.attention_bwd_window(heads, dim, rate > 0, loops), transposed)
                 for kernel in (attention_windows.attention_bwd_window_kernel,)
                 for transposed in (False, True)
             ),
