@@ -109,10 +109,11 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
 
 @pytest.fixture(params=["windows", "rows"])
 def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Forces the window or the row kernel (windows do not take float32 weights)."""
-
-    def prefers_rows(*args: object) -> bool:
-        return request.param == "rows"
-
-    monkeypatch.setattr("graphfuse.kernels.launch.prefers_rows", prefers_rows)
+    """Forces the window or the row kernel, of spmm and, in half precision, of attention."""
+    rows = request.param == "rows"
+    half = (torch.float16, torch.bfloat16)
+    monkeypatch.setattr("graphfuse.kernels.launch.prefers_rows", lambda *sizes: rows)
+    monkeypatch.setattr(
+        "graphfuse.kernels.launch.attention_prefers_rows", lambda *sizes: rows or sizes[-1] not in half
+    )
     return request.param

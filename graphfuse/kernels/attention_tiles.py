@@ -53,16 +53,10 @@ def columns_last(x, GROUP: tl.constexpr):
 
 @triton.jit
 def flat(x, GROUP: tl.constexpr):
-    # scores, or a number of each row, as the left operand of sums
+    # scores as the left operand of sums, or a number of each row as their factor
     if GROUP > 1:
         x = x.reshape(GROUP * 16, x.shape[2]) if len(x.shape) == 3 else x.reshape(GROUP * 16)
     return x
-
-
-@triton.jit
-def per_row(x, GROUP: tl.constexpr):
-    # a number of each row, [16, 1] or [GROUP, 16, 1], as a factor of flat sums
-    return x.reshape(GROUP * 16, 1)
 
 
 @triton.jit
@@ -76,6 +70,17 @@ def flat_tile(
     own = (offs // BLOCK_DIM)[None, :] == (place // 16)[:, None]
     own = own & (offs % BLOCK_DIM < DIM)[None, :] & (heads < HEADS)[:, None]
     return window * 16 + place % 16, heads, offs_dim, own
+
+
+@triton.jit
+def load_own(
+    x_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # The rows of a window of x as flat sums have them, 0 without a loop.
+    rows, _, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + offs_dim[None, :]
+    return tl.load(at, mask=own & (rows < num_rows)[:, None] & with_loop, other=0.0)
 
 
 @triton.jit

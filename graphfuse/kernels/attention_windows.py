@@ -15,10 +15,10 @@ from graphfuse.kernels.attention_tiles import (
     kept,
     key_of,
     load_bits,
+    load_own,
     of_columns,
     of_copy,
     of_receivers,
-    per_row,
     rate_of,
     shift_of,
     signed,
@@ -122,7 +122,7 @@ def attention_window_kernel(
         own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         acc = own_v.to(ACC)
         if DROPOUT > 0:
-            acc *= per_row(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
+            acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
@@ -177,17 +177,6 @@ def attention_window_kernel(
 
 
 @triton.jit
-def load_own(
-    x_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-):  # fmt: skip
-    # The rows of a window of x as flat sums have them, 0 without a loop.
-    rows, _, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + offs_dim[None, :]
-    return tl.load(at, mask=own & (rows < num_rows)[:, None] & with_loop, other=0.0)
-
-
-@triton.jit
 def loop_slopes(
     own, own_value, other_at, other_value_at, mask, with_loop, stats_at, mask_stats, seed_ptr, rows, heads,
     RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
@@ -233,8 +222,8 @@ def attention_bwd_window_kernel(
     offs_row = rows.to(tl.int64)
     own = signed(tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim, mask=mask, other=0.0), SCALE)
     own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim, mask=mask, other=0.0)
+    stats, mask_stats = stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS)
     if not TRANSPOSED:
-        stats, mask_stats = stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS)
         lse = tl.load(stats, mask=mask_stats, other=0.0)
         minus_delta = tl.load(stats + 1, mask=mask_stats, other=0.0)
     first = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
@@ -245,20 +234,19 @@ def attention_bwd_window_kernel(
         with_loop = begin == tl.load(ptr_ptr + window)
         ds_loop, p_loop = loop_slopes(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask, with_loop,
-            stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS), seed_ptr, rows, heads, RATE,
-            DROPOUT, ACC,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask, with_loop, stats, mask_stats,
+            seed_ptr, rows, heads, RATE, DROPOUT, ACC,
         )  # fmt: skip
         own_other = load_own(
             other_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
-        first = per_row(ds_loop, GROUP) * own_other.to(ACC)
+        first = flat(ds_loop, GROUP) * own_other.to(ACC)
         if TRANSPOSED:
             own_other = load_own(
                 other_value_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP,
                 BLOCK_DIM,
             )  # fmt: skip
-            second = per_row(p_loop, GROUP) * own_other.to(ACC)
+            second = flat(p_loop, GROUP) * own_other.to(ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)

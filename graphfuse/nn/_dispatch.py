@@ -151,8 +151,12 @@ def _is_generated(method: Any, layer: MessagePassing) -> bool:
     return getattr(method, "__func__", None) in (cls._jinja_propagate, cls._orig_propagate)
 
 
-def fall_back(layer: MessagePassing, reasons: list[str]) -> None:
-    """Notes that ``layer`` runs PyG's path; raises instead with ``GRAPHFUSE_STRICT=1``."""
+def fall_back(layer: MessagePassing, reasons: list[str], edge_index: Any) -> Any:
+    """Notes that ``layer`` runs PyG's path; raises instead with ``GRAPHFUSE_STRICT=1``.
+
+    Returns:
+        ``edge_index`` as PyG's path takes it.
+    """
     sentence = f"{type(layer).__name__} is not fused: {'; '.join(reasons)}"
     if os.environ.get("GRAPHFUSE_STRICT", "0") not in ("", "0"):
         raise RuntimeError(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
@@ -160,6 +164,11 @@ def fall_back(layer: MessagePassing, reasons: list[str]) -> None:
         layer.__dict__["_not_fused"] = reasons
         if not torch.compiler.is_compiling():  # logging would break the graph
             _log_once(sentence)
+    if isinstance(edge_index, RowWindows):
+        edge_index = edge_index.edge_index()
+    if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
+        edge_index = edge_index.long()  # PyG's scatter wants int64
+    return edge_index
 
 
 @functools.lru_cache(maxsize=256)

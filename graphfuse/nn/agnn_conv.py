@@ -12,7 +12,6 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from graphfuse import ops
-from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.ops.attention import MAX_HEAD_DIM
@@ -72,11 +71,7 @@ class AGNNConv(MessagePassing):
             if not reasons:
                 self.__dict__["_not_fused"] = reasons
                 return self._forward_fused(x, edge_index)
-            _dispatch.fall_back(self, reasons)
-            if isinstance(edge_index, RowWindows):
-                edge_index = edge_index.edge_index()
-            if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
-                edge_index = edge_index.long()  # PyG's scatter wants int64
+            edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
         if self.add_self_loops:
             if isinstance(edge_index, Tensor):

@@ -114,11 +114,7 @@ class GCNConv(MessagePassing):
             if not reasons:
                 self.__dict__["_not_fused"] = reasons
                 return self._forward_fused(x, edge_index, edge_weight)
-            _dispatch.fall_back(self, reasons)
-            if isinstance(edge_index, RowWindows):
-                edge_index = edge_index.edge_index()
-            if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
-                edge_index = edge_index.long()  # PyG's scatter wants int64
+            edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
         if self.normalize:
             if isinstance(edge_index, Tensor):

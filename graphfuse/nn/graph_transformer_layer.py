@@ -13,7 +13,6 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor
 from torch_geometric.utils import softmax
 
-from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons, is_plain, stacked
@@ -115,7 +114,7 @@ class GraphTransformerLayer(MessagePassing):
         )
         reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_attr)
         if reasons:
-            _dispatch.fall_back(self, reasons)
+            edge_index = _dispatch.fall_back(self, reasons, edge_index)
             out = self._attend_generic(x, edge_index, edge_attr)
         else:
             self.__dict__["_not_fused"] = reasons
@@ -165,10 +164,6 @@ class GraphTransformerLayer(MessagePassing):
         return attend(query, key, value, windows, 0.0, edge_attr, edge_weight)
 
     def _attend_generic(self, x: Tensor, edge_index: Any, edge_attr: OptTensor) -> Tensor:
-        if isinstance(edge_index, RowWindows):
-            edge_index = edge_index.edge_index()
-        if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
-            edge_index = edge_index.long()  # PyG's scatter wants int64
         layers = (self.lin_query, self.lin_key, self.lin_value)
         query, key, value = (lin(x).view(-1, self.heads, self.head_dim) for lin in layers)
         edge = None

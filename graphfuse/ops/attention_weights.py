@@ -7,6 +7,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.walk import to_edge_index
 from graphfuse.ops import _check
 from graphfuse.ops.sddmm import sddmm
 from graphfuse.ops.spmm import spmm
@@ -63,7 +64,5 @@ def attention_weights(q: Tensor, k: Tensor, windows: RowWindows, scale: float | 
 
 def _receivers(windows: RowWindows) -> Tensor:
     """Row of each edge, in the order of the caller's edge list; no synchronisation."""
-    walk, perm = windows.row_walk(), windows.row_edges().perm.long()
-    rows = torch.arange(walk.num_rows, device=perm.device)
-    rows = rows.repeat_interleave(walk.ptr.diff().long(), output_size=perm.numel())
-    return torch.empty_like(perm).scatter_(0, perm, rows)
+    perm = windows.row_edges().perm.long()
+    return torch.empty_like(perm).scatter_(0, perm, to_edge_index(windows.row_walk())[1])

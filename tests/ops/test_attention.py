@@ -36,17 +36,6 @@ def check_attention(
     check(op, functools.partial(reference.sparse_attention, edge_index, **options), given)
 
 
-@pytest.fixture(params=["windows", "rows"])
-def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Forces the window or the row kernel."""
-    rows = request.param == "rows"
-    half = (torch.float16, torch.bfloat16)
-    monkeypatch.setattr(
-        "graphfuse.kernels.launch.attention_prefers_rows", lambda *sizes: rows or sizes[-1] not in half
-    )
-    return request.param
-
-
 def narrow(walked: str) -> torch.dtype:
     """A dtype that the kernel takes, float32 if it can."""
     return torch.float32 if walked == "rows" else torch.float16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -10,20 +11,15 @@ from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
+from tests.ops.test_attention import DTYPES
+from tests.ops.test_attention import draw as draw_attention
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
-
-def draw(
-    graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int
-) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
-    edge_index, (num_src, num_dst) = GRAPHS[graph](device)
-    generator = torch.Generator(device).manual_seed(0)
-    given = {
-        name: torch.randn(num, heads, dim, device=device, generator=generator).to(dtype).requires_grad_()
-        for name, num in (("q", num_dst), ("k", num_src))
-    }
-    return RowWindows.from_edge_index(edge_index, (num_src, num_dst)), edge_index, given
+def draw(*arguments: Any) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
+    """As of attention, but no values."""
+    windows, edge_index, given = draw_attention(*arguments)
+    del given["v"]
+    return windows, edge_index, given
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

@@ -8,22 +8,10 @@ import pytest
 import torch
 
 from graphfuse import ops, reference
-from graphfuse.kernels.device import HALF
 from graphfuse.testing import GRAPHS, check
-from tests.ops.test_attention import check_attention, draw, narrow
+from tests.ops.test_attention import DTYPES, check_attention, draw, narrow
 
 SQUARE = [name for name in GRAPHS if not name.startswith("bipartite")]
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-@pytest.fixture(params=["windows", "rows"])
-def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Forces the window or the row kernel, where there are both."""
-    rows = request.param == "rows"
-    monkeypatch.setattr(
-        "graphfuse.kernels.launch.attention_prefers_rows", lambda *sizes: rows or sizes[-1] not in HALF
-    )
-    return request.param
 
 
 @pytest.mark.parametrize("graph", SQUARE)
