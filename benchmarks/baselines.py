@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
@@ -56,6 +57,36 @@ class PygAttention(MessagePassing):
         if self.factor is not None:
             alpha = alpha * self.factor
         return value_j * alpha.view(-1, query_i.size(1), 1)
+
+
+class PygAdditive(MessagePassing):
+    """The steps of PyG's GATConv, GATv2Conv or AGNNConv, without projections and self-loops."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(aggr="add", node_dim=0)
+        self.kind = kind
+
+    def forward(self, edge_index: Tensor, **operands: Tensor) -> Tensor:
+        """Attention of each node over its in-neighbours, ``[num_nodes, heads, head_dim]``."""
+        source, target = edge_index
+        if self.kind == "gat":
+            x = operands["x"]
+            score = F.leaky_relu(operands["a_src"][source] + operands["a_dst"][target], 0.2)
+        elif self.kind == "gatv2":
+            x = operands["x_src"]
+            score = (F.leaky_relu(x[source] + operands["x_dst"][target], 0.2) * operands["att"]).sum(2)
+        else:
+            x = operands["x"]
+            unit = F.normalize(x, dim=2)
+            score = operands["beta"] * (unit[target] * unit[source]).sum(2)
+        alpha = softmax(score, target, num_nodes=x.size(0))
+        # propagate_type: (x: Tensor, alpha: Tensor)
+        out: Tensor = self.propagate(edge_index, x=x, alpha=alpha)
+        return out
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        """As in those layers."""
+        return x_j * alpha.unsqueeze(-1)
 
 
 class SparseSum:

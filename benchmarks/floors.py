@@ -186,6 +186,37 @@ def attention_ms(
     return sum(known) + streamed * row_bytes / copy_bytes_per_ms(windows.device)
 
 
+def additive_ms(
+    windows: RowWindows, kind: str, heads: int, dim: int, dtype: torch.dtype, backward: bool
+) -> float | None:
+    """The floor of the attention of GAT, GATv2 or AGNN: one row read once per column entry, the output out.
+
+    The rows may be read by rows or by windows, whichever is faster. Backward of ``gat`` reads the output's
+    gradient over the transpose, with 16 bytes a head of what receivers are known by; the others read x again,
+    and over the transpose two matrices. Streamed are x in (of ``gatv2`` and ``agnn``), the output out;
+    backward the output and its gradient, each pass's own rows, and the gradients.
+    """
+    row_bytes, num_dst = heads * dim * dtype.itemsize, windows.shape[0]
+
+    def fastest(w: RowWindows, size: int) -> float | None:
+        times = [gather_ms(w, rows, size) for rows in (False, True)]
+        known = [time_ms for time_ms in times if time_ms is not None]
+        return min(known) if known else None
+
+    times, streamed = [fastest(windows, row_bytes)], 1 if kind == "gat" else 2
+    if backward:
+        transposed = windows if windows.symmetric else windows.transpose()
+        stats = 16 if kind == "gat" or kind == "gatv2" else 8
+        times += [fastest(transposed, row_bytes), fastest(transposed, stats * heads)]
+        if kind != "gat":
+            times += [fastest(windows, row_bytes), fastest(transposed, row_bytes)]
+        streamed += {"gat": 4, "gatv2": 7, "agnn": 8}[kind]
+    known = [time_ms for time_ms in times if time_ms is not None]
+    if len(known) < len(times):
+        return None
+    return sum(known) + streamed * num_dst * row_bytes / copy_bytes_per_ms(windows.device)
+
+
 @functools.cache
 def copy_bytes_per_ms(device: torch.device) -> float:
     """Bandwidth of a large copy, read and written bytes together."""

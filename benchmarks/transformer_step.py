@@ -95,14 +95,18 @@ def _layer(conv: Any, x: Tensor, at: truth.Rows, dtype: torch.dtype) -> Tensor:
 
 
 def _provider(conv: type[torch.nn.Module], edges_of: Any, i: Inputs) -> Prepared:
-    net, edges = i.net(conv), edges_of(i.graph)
+    return training_step(i.net(conv), i.x, edges_of(i.graph), i.label)
+
+
+def training_step(net: torch.nn.Module, x: Tensor, edges: Any, label: Tensor) -> Prepared:
+    """A whole step of ``net(x, edges)`` with Adam; it is checked by its scores before the first one."""
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
     with torch.no_grad():
-        checked = net(i.x, edges)
+        checked = net(x, edges)
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(net(i.x, edges).float(), i.label)
+        loss = F.cross_entropy(net(x, edges).float(), label)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -110,11 +114,11 @@ def _provider(conv: type[torch.nn.Module], edges_of: Any, i: Inputs) -> Prepared
     for _ in range(_WARM_UP):
         step()
     extra: dict[str, Any] = {}
-    if i.x.is_cuda:
+    if x.is_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     loss = float(step())
-    if i.x.is_cuda:
+    if x.is_cuda:
         # of everything there is: graph, windows, features, parameters, optimizer, and what the step makes
         extra["total_peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
     if not math.isfinite(loss):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -127,6 +127,33 @@ def attention_transposed(
         dk.index_add_(0, place, slope[:, :, None] * x.q[i].to(dtype))
         dv.index_add_(0, place, p[:, :, None] * x.grad[i].to(dtype))
     return [dk, dv]
+
+
+def weighted(at: Rows, score: Callable[[Tensor, Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of an attention's output, ``[rows, heads, head_dim]``; products and sums in ``dtype``.
+
+    Args:
+        at: The rows and their edges.
+        score: Of edges from nodes ``j`` to nodes ``i``, called with ``(i, j)``: ``[edges, heads]``.
+        x: Values, ``[num_src, heads, head_dim]``.
+        dtype: That of the result.
+    """
+    size = (at.rows.numel(), x.size(1))
+    step = max(1, _PIECE // x[0].numel())
+    pieces = [slice(begin, begin + step) for begin in range(0, at.column.numel(), step)]
+    found = torch.empty(at.column.numel(), size[1], dtype=dtype, device=x.device)
+    top = torch.full(size, float("-inf"), dtype=dtype, device=x.device)
+    for piece in pieces:
+        place = at.place[piece]
+        found[piece] = score(at.rows[place], at.column[piece])
+        top.scatter_reduce_(0, place[:, None].expand(-1, size[1]), found[piece], "amax")
+    total, out = torch.zeros_like(top), _zeros(at, x, dtype)
+    for piece in pieces:
+        place = at.place[piece]
+        weight = (found[piece] - top[place]).exp()
+        total.index_add_(0, place, weight)
+        out.index_add_(0, place, weight[:, :, None] * x[at.column[piece]].to(dtype))
+    return out / torch.where(total == 0, 1, total)[:, :, None]
 
 
 def _softmax(at: Rows, x: Operands, dtype: torch.dtype) -> Softmax:

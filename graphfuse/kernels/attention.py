@@ -132,6 +132,7 @@ def attention_fwd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    key_scale: Tensor | None,
     seed: Tensor | None,
     edges: Edges | None,
     shape: Shape,
@@ -145,7 +146,7 @@ def attention_fwd(
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_fwd(structure, q, k, v, seed, edges, shape)
+            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape)
     w = structure.walk
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty((w.num_rows, shape.heads, shape.dim))
@@ -154,7 +155,7 @@ def attention_fwd(
     if out.numel() == 0:
         return out, softmax, edge_sum
     strides = (q.stride(0), k.stride(0), v.stride(0), 0 if edges is None else edges.attr.stride(0))
-    key = ("attention_fwd", shape, strides, structure.copies is None)
+    key = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
     plan = w.plans.get(key)
     if plan is None:
         plan = w.plans[key] = _plan(structure, shape, strides)
@@ -164,12 +165,13 @@ def attention_fwd(
         partial = q.new_empty((rows, shape.heads * (shape.dim + shape.edge_dim)), dtype=acc)
         slots = q.new_empty((rows, shape.heads, 2), dtype=acc)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
+    addresses |= 0 if key_scale is None else key_scale.data_ptr()
     outputs: tuple[Tensor | None, ...] = (out, softmax, partial, slots)
-    operands: tuple[Tensor | None, ...] = (q, k, v, seed)
+    operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed)
     written = None if edges is None else edge_sum
     if w.row_mask is None:
         outputs = (out, softmax, written, partial, slots)
-        operands = (q, k, v, *(edges or (None, None)), seed)
+        operands = (q, k, v, key_scale, *(edges or (None, None)), seed)
         if edges is not None:
             addresses |= edges.query.data_ptr() | edges.attr.data_ptr()
     plan.main(outputs, operands, addresses & 15 == 0, index)

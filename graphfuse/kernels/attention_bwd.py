@@ -76,7 +76,7 @@ def _attention_delta_kernel(
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
 #             one, and HEADS * EDGE_DIM of third
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
-def _attention_bwd_merge_kernel(
+def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, num_merges, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
@@ -125,6 +125,7 @@ class Saved(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
+    key_scale: Tensor | None
     out: Tensor
     softmax: Tensor
     edge_sum: Tensor
@@ -158,7 +159,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         edge_dim = 0 if transposed else edge_dim
         blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
         rest = (num_merges, w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
-        merge = Launch(_attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
+        merge = Launch(attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
     return Plan(main, merge)
 
 
@@ -201,6 +202,7 @@ def attention_bwd(
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
+        With a ``key_scale``, that of ``k`` is of the keys as they are multiplied.
     """
     q, k, v, edges = saved.q, saved.k, saved.v, saved.edges
     index = q.get_device()
@@ -216,6 +218,7 @@ def attention_bwd(
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
     stats = _stats(structures[0], grad, edge_value, saved, shape)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | grad.data_ptr()
+    addresses |= 0 if saved.key_scale is None else saved.key_scale.data_ptr()
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
@@ -230,7 +233,8 @@ def attention_bwd(
         w, transposed = structure.walk, second is not None
         strides = tuple(tensor.stride(0) for tensor in (*own, *other))
         strides += (0 if edges is None else edges.attr.stride(0),)
-        key = ("attention_bwd", shape, strides, structure.copies is None, transposed, d_attr.numel() == 0)
+        given = (structure.copies is None, saved.key_scale is None, d_attr.numel() == 0)
+        key = ("attention_bwd", shape, strides, transposed, *given)
         plan = w.plans.get(key)
         if plan is None:
             plan = w.plans[key] = _plan(structure, shape, strides, transposed)
@@ -240,11 +244,11 @@ def attention_bwd(
             width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
             partial = stats.new_empty((w.num_slots * w.height, shape.heads * width))
         outputs: tuple[Tensor | None, ...] = (first, second, partial)
-        operands: tuple[Tensor | None, ...] = (*own, *other, stats, saved.seed)
+        operands: tuple[Tensor | None, ...] = (*own, *other, saved.key_scale, stats, saved.seed)
         if w.row_mask is None:
             wanted = d_attr if third is not None and d_attr.numel() > 0 else None
             outputs = (first, second, third, wanted, partial)
-            operands = (*own, *other, *numbers, stats, saved.seed)
+            operands = (*own, *other, saved.key_scale, *numbers, stats, saved.seed)
         plan.main(outputs, operands, addresses & 15 == 0, index)
         if plan.merge is not None:
             plan.merge((first, second, third, partial), (), True, index)

@@ -27,7 +27,8 @@ from graphfuse.kernels.tiles import row_task
 #   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; ptr, tasks, column; edge_query [num_rows,
-#             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm
+#             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm. With
+#             key_scale ACC [num_cols, HEADS] k serves as v, and multiplied with it as keys
 #   writes    as the window kernel, and edge_sum [num_rows, HEADS, EDGE_DIM]; of a slice both sums to its slot
 #   on chip   top, total ACC [BLOCK_HEADS]; acc ACC [BLOCK_HEADS, BLOCK_DIM], edge_acc ACC [BLOCK_HEADS,
 #             BLOCK_EDGE]
@@ -36,7 +37,7 @@ from graphfuse.kernels.tiles import row_task
 def attention_row_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
-    q_ptr, k_ptr, v_ptr, edge_query_ptr, edge_attr_ptr, seed_ptr, num_tasks, num_rows, split,
+    q_ptr, k_ptr, v_ptr, key_scale_ptr, edge_query_ptr, edge_attr_ptr, seed_ptr, num_tasks, num_rows, split,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
@@ -71,7 +72,10 @@ def attention_row_kernel(
         with_loop = begin == tl.load(ptr_ptr + row)
         own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        top = tl.where(with_loop, tl.sum(q * own_k, 1) * SCALE, top)
+        own_score = tl.sum(q * own_k, 1)
+        if key_scale_ptr is not None:
+            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
+        top = tl.where(with_loop, own_score * SCALE, top)
         total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         if DROPOUT > 0:
             loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
@@ -85,8 +89,15 @@ def attention_row_kernel(
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
-        v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
+        if key_scale_ptr is not None:
+            v = k
+        else:
+            v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
+            v = v.to(ACC)
         s = tl.sum(q[None, :, :] * k, 2)
+        if key_scale_ptr is not None:
+            offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
         if edge_attr_ptr is not None:
             place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
             at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
@@ -153,16 +164,19 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
 
 @triton.jit
 def loop_gradients(
-    own, own_value, other_at, other_value_at, mask, with_loop, stats_ptr, place, mask_stats, seed_ptr, row,
-    heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+    own, own_value, other_at, other_value_at, own_scale, mask, with_loop, stats_ptr, place, mask_stats,
+    seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
     # value; 0 without the loop.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
     top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE)
-    s = tl.where(with_loop, tl.sum(own * other, 1)[:, None] * SCALE, float("-inf"))
-    p = softmax_weight(s, top, norm, PRECISE)
+    s = tl.sum(own * other, 1)[:, None]
+    if own_scale is not None:
+        s *= own_scale
+    p = softmax_weight(tl.where(with_loop, s * SCALE, float("-inf")), top, norm, PRECISE)
     dp, dropped = tl.sum(own_value * other_value, 1)[:, None], p
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
@@ -184,8 +198,8 @@ def loop_gradients(
 def attention_bwd_row_kernel(
     first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, edge_query_ptr, edge_value_ptr, edge_attr_ptr,
-    stats_ptr, seed_ptr, num_tasks, num_rows, split,
+    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr, edge_value_ptr,
+    edge_attr_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
     OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
@@ -219,16 +233,21 @@ def attention_bwd_row_kernel(
     first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    own_scale = None
+    if key_scale_ptr is not None:
+        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)[:, None]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
     if LOOPS:
         with_loop = begin == tl.load(ptr_ptr + row)
         first, second = loop_gradients(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, mask, with_loop, stats_ptr,
-            (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None], SCALE,
-            DROPOUT, PRECISE, ACC,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
+            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
+            SCALE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
+        if key_scale_ptr is not None and not TRANSPOSED:
+            first *= own_scale
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -239,12 +258,23 @@ def attention_bwd_row_kernel(
         gathered = live[:, None, None] & mask[None, :, :]
         offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]
         other = tl.load(other_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-        offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
-        other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+        if key_scale_ptr is not None and not TRANSPOSED:
+            other_value = other
+        else:
+            offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
+            other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
         if TRANSPOSED:
             place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             top, norm, delta = load_stats(stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE)
         s = tl.sum(own[None, :, :] * other, 2)
+        if key_scale_ptr is not None:
+            if TRANSPOSED:
+                scale = tl.reshape(own_scale, (1, BLOCK_HEADS))
+            else:
+                offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+                mask_scale = live[:, None] & mask_head[None, :]
+                scale = tl.load(key_scale_ptr + offs_scale, mask=mask_scale, other=0.0)
+            s *= scale
         dp = tl.sum(own_value[None, :, :] * other_value, 2)
         if edge_attr_ptr is not None:
             edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
@@ -268,6 +298,8 @@ def attention_bwd_row_kernel(
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
         ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
+        if key_scale_ptr is not None and not TRANSPOSED:
+            ds *= scale
         first += tl.sum(ds[:, :, None] * other, 0)
         if TRANSPOSED:
             second += tl.sum(dropped[:, :, None] * other_value, 0)

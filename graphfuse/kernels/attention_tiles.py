@@ -129,6 +129,16 @@ def window_step(
 
 
 @triton.jit
+def load_scales(
+    scale_ptr, column_ptr, start, end, heads, HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr
+):
+    # Factors of the keys of one step; loaded a step ahead, as the row masks are.
+    offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
+    column = of_columns(tl.load(column_ptr + offs, mask=offs >= 0, other=0), GROUP)
+    return tl.load(scale_ptr + column.to(tl.int64) * HEADS + heads, mask=heads < HEADS, other=0.0)
+
+
+@triton.jit
 def of_receivers(pair_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
     # The pairs (LSE, -delta) of the receivers in `column`; a pair is one load of 8 bytes.
     pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + of_columns(column, GROUP).to(tl.int64) * HEADS

@@ -16,6 +16,7 @@ from graphfuse.kernels.attention_tiles import (
     key_of,
     load_bits,
     load_own,
+    load_scales,
     of_columns,
     of_copy,
     of_receivers,
@@ -31,10 +32,10 @@ from graphfuse.kernels.tiles import dot, load_task
 
 @triton.jit
 def one_row(
-    q_ptr, k_ptr, v_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows, row, bit, head,
-    with_loop, offs_dim, mask_dim, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    STEP: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows,
+    row, bit, head, with_loop, offs_dim, mask_dim, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the window kernel does, slowly, for one row and head, which sees nothing of other rows' neighbours.
     at = q_ptr + tl.cast(row, tl.int64) * Q_STRIDE + offs_dim
@@ -46,7 +47,11 @@ def one_row(
         mask_loop = mask_dim & with_loop & (row < num_rows)
         own_k = tl.load(k_ptr + tl.cast(row, tl.int64) * K_STRIDE + offs_dim, mask=mask_loop, other=0.0)
         acc = tl.load(v_ptr + tl.cast(row, tl.int64) * V_STRIDE + offs_dim, mask=mask_loop, other=0.0).to(ACC)
-        top = tl.where(with_loop, tl.sum(q * own_k.to(ACC), 0), top)
+        own_score = tl.sum(q * own_k.to(ACC), 0)
+        if key_scale_ptr is not None:
+            own_scale = key_scale_ptr + tl.cast(row, tl.int64) * HEADS + head
+            own_score *= tl.load(own_scale, mask=(row < num_rows) & (head < HEADS), other=0.0)
+        top = tl.where(with_loop, own_score, top)
         total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         if DROPOUT > 0:
             node = tl.zeros((1,), dtype=tl.int32) + row
@@ -63,7 +68,11 @@ def one_row(
         offs_row = column[:, None].to(tl.int64)
         k = tl.load(k_ptr + offs_row * K_STRIDE + offs_dim[None, :], mask=mask, other=0.0).to(ACC)
         v = tl.load(v_ptr + offs_row * V_STRIDE + offs_dim[None, :], mask=mask, other=0.0).to(ACC)
-        s = tl.where(live, tl.sum(q[None, :] * k, 1), float("-inf"))
+        s = tl.sum(q[None, :] * k, 1)
+        if key_scale_ptr is not None:
+            at = key_scale_ptr + column.to(tl.int64) * HEADS + head
+            s *= tl.load(at, mask=live & (head < HEADS), other=0.0)
+        s = tl.where(live, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 0))
         shift = shift_of(higher) * RATE
         p = tl.exp2(s * RATE - shift)
@@ -85,7 +94,8 @@ def one_row(
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
-#             copies and seed with DROPOUT
+#             copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are the values
+#             and, multiplied with it, the keys: one row is gathered, not two
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
@@ -93,7 +103,7 @@ def one_row(
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_window_kernel(
     out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    q_ptr, k_ptr, v_ptr, seed_ptr, num_tasks, num_rows,
+    q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
@@ -117,13 +127,19 @@ def attention_window_kernel(
         with_loop = begin == tl.load(ptr_ptr + window)
         at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
         own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
-        top = tl.where(with_loop, tl.sum(q.to(ACC) * own_k.to(ACC), -1), top)
+        own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
+        if key_scale_ptr is not None:
+            at = key_scale_ptr + rows.to(tl.int64) * HEADS + heads
+            own_score *= tl.load(at, mask=live & (heads < HEADS), other=0.0)
+        top = tl.where(with_loop, own_score.reshape(ROWS), top)
         total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         acc = own_v.to(ACC)
         if DROPOUT > 0:
             acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
+    if key_scale_ptr is not None:
+        scale = load_scales(key_scale_ptr, column_ptr, begin, end, heads, HEADS, GROUP, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
@@ -131,8 +147,14 @@ def attention_window_kernel(
         )
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        if key_scale_ptr is not None:
+            v = k
+        else:
+            v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         s = dot(q, columns_last(k, GROUP), outside, ACC)
+        if key_scale_ptr is not None:
+            s *= scale
+            scale = load_scales(key_scale_ptr, column_ptr, start + COLUMNS, end, heads, HEADS, GROUP, COLUMNS)
         higher = tl.maximum(top, tl.max(s, -1))
         shift = shift_of(higher) * RATE
         p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
@@ -155,9 +177,10 @@ def attention_window_kernel(
             if HEADS % GROUP != 0:
                 mask_one = mask_one & (head + place // 16 < HEADS)
             top_one, total_one, acc_one = one_row(
-                q_ptr, k_ptr, v_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, num_rows,
-                window * 16 + place % 16, place % 16, head + place // 16, with_loop, offs_dim, mask_one,
-                Q_STRIDE, K_STRIDE, V_STRIDE, 512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
+                q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
+                num_rows, window * 16 + place % 16, place % 16, head + place // 16, with_loop, offs_dim,
+                mask_one, Q_STRIDE, K_STRIDE, V_STRIDE, HEADS, 512 // (GROUP * BLOCK_DIM), RATE, SCALE,
+                DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             top, total = tl.where(here, top_one, top), tl.where(here, total_one, total)
             acc = tl.where(here[:, None], acc_one[None, :], acc)
@@ -178,15 +201,17 @@ def attention_window_kernel(
 
 @triton.jit
 def loop_slopes(
-    own, own_value, other_at, other_value_at, mask, with_loop, stats_at, mask_stats, seed_ptr, rows, heads,
-    RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    own, own_value, other_at, other_value_at, own_scale, mask, with_loop, stats_at, mask_stats, seed_ptr,
+    rows, heads, RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in their scores, and their weights.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     lse = tl.load(stats_at, mask=mask_stats, other=0.0)
     minus_delta = tl.load(stats_at + 1, mask=mask_stats, other=0.0)
-    s = tl.where(with_loop, tl.sum(own.to(ACC) * other, -1, keep_dims=True), float("-inf"))
-    p = tl.exp2(s * RATE - lse)
+    s = tl.sum(own.to(ACC) * other, -1, keep_dims=True)
+    if own_scale is not None:
+        s *= own_scale
+    p = tl.exp2(tl.where(with_loop, s, float("-inf")) * RATE - lse)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
     dp, dropped = tl.sum(own_value.to(ACC) * other_value, -1, keep_dims=True), p
     if DROPOUT > 0:
@@ -201,13 +226,14 @@ def loop_slopes(
 # swapped, and dk and dv come out.
 #   grid      (num_tasks * groups,), as the forward kernel
 #   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]; the graph as forward
-#   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM]; slices to their slot
+#   writes    first (dq or dk, of keys as they are multiplied) and, if TRANSPOSED, second (dv) [num_rows,
+#             HEADS, DIM]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_bwd_window_kernel(
     first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, stats_ptr, seed_ptr, num_tasks, num_rows,
-    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_tasks,
+    num_rows, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
@@ -228,15 +254,20 @@ def attention_bwd_window_kernel(
         minus_delta = tl.load(stats + 1, mask=mask_stats, other=0.0)
     first = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    own_scale = None
+    if key_scale_ptr is not None:
+        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_stats, other=0.0)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     if LOOPS:
         with_loop = begin == tl.load(ptr_ptr + window)
         ds_loop, p_loop = loop_slopes(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, mask, with_loop, stats, mask_stats,
-            seed_ptr, rows, heads, RATE, DROPOUT, ACC,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, own_scale, mask, with_loop, stats,
+            mask_stats, seed_ptr, rows, heads, RATE, DROPOUT, ACC,
         )  # fmt: skip
+        if key_scale_ptr is not None and not TRANSPOSED:
+            ds_loop *= own_scale
         own_other = load_own(
             other_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
@@ -248,6 +279,8 @@ def attention_bwd_window_kernel(
             )  # fmt: skip
             second = flat(p_loop, GROUP) * own_other.to(ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
+    if key_scale_ptr is not None and not TRANSPOSED:
+        scale = load_scales(key_scale_ptr, column_ptr, begin, end, heads, HEADS, GROUP, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
@@ -255,10 +288,19 @@ def attention_bwd_window_kernel(
         )
         bits = next_bits
         other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        other_value = gather(other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        if key_scale_ptr is not None and not TRANSPOSED:
+            other_value = other
+        else:
+            other_value = gather(
+                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+            )
         if TRANSPOSED:
             lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)
-        p = tl.exp2(dot(own, columns_last(other, GROUP), outside, ACC) * RATE - lse)
+        s = dot(own, columns_last(other, GROUP), outside, ACC)
+        if key_scale_ptr is not None:
+            key_scale = own_scale if TRANSPOSED else scale
+            s *= key_scale
+        p = tl.exp2(s * RATE - lse)
         dropped = p
         if DROPOUT == 0:
             # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see
@@ -271,6 +313,9 @@ def attention_bwd_window_kernel(
             factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
             ds = slope(p, dp, -minus_delta, False)
+        if key_scale_ptr is not None and not TRANSPOSED:
+            ds *= key_scale
+            scale = load_scales(key_scale_ptr, column_ptr, start + COLUMNS, end, heads, HEADS, GROUP, COLUMNS)
         first = dot(flat(ds.to(other.dtype), GROUP), other, first, ACC)
         if TRANSPOSED:
             second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)

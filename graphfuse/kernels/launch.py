@@ -271,6 +271,53 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
     return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
 
 
+def gat_prefers_rows(
+    num_rows: int,
+    num_cols: int,
+    num_edges: int,
+    num_entries: int,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether GAT's attention walks rows rather than windows.
+
+    For the reasons of dot-product attention, and wherever heads are narrower than a sector: rows need one
+    exponential for each edge and head, windows 16 for each entry and head.
+    """
+    if dim * dtype.itemsize < 32:
+        return True
+    return attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
+
+
+@functools.cache
+def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
+    """Window kernels of GAT's attention; ``rows`` is the group of heads."""
+    width, registers = _power_of_two(dim, 16), None if dropout else 200
+    if width <= 64:
+        group = attention_group(heads, dim)
+        if backward and group == 1 and not dropout:
+            return Config(width, 64, 3, 1, rows=group)
+        return Config(width, 32, 3, 1, rows=group, registers=registers)
+    return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4)
+
+
+@functools.cache
+def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
+    """Row kernels of GAT's attention; forward reads but one row an edge, and takes twice as many a step."""
+    config = attention_row(heads, dim, size)
+    if size > 2:
+        return config
+    if dim < 32:
+        return config._replace(stages=1)
+    return config if backward else config._replace(step=2 * config.step)
+
+
+def gatv2_row(heads: int, dim: int, size: int) -> Config:
+    """Row kernels of GATv2's attention."""
+    return attention_row(heads, dim, size)
+
+
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:
     """Whether one program of the row kernel holds all heads of a row and of the numbers of an edge."""
     widest = max(_power_of_two(dim), _power_of_two(edge_dim))

@@ -118,10 +118,16 @@ class AGNNConv(MessagePassing):
         windows = row_windows(edge_index, x.size(0), x.size(0))
         if self.flow == "target_to_source":
             windows = windows.transpose()
-        x_norm = F.normalize(x, p=2.0, dim=-1)  # float32 under CUDA's autocast, and with it the result
-        query, key, value = (self.beta * x_norm).to(x_norm.dtype), x_norm, x.to(x_norm.dtype)
+        if x.is_cuda and torch.is_autocast_enabled("cuda"):
+            x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result
+        # as F.normalize, but the rows of x serve as keys and as values, and are read once
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        inverse_norm = norm.clamp_min(1e-12).reciprocal()
+        query = (self.beta * inverse_norm * x).to(x.dtype)
+        value = x[:, None]
         out = ops.sparse_attention(
-            query[:, None], key[:, None], value[:, None], windows, 1.0, self_loops=self.add_self_loops
+            query[:, None], value, value, windows, 1.0, self_loops=self.add_self_loops, key_scale=inverse_norm
         )
         out = out.view(x.shape)
         # the op keeps its result for backward, where an activation in place would be an error

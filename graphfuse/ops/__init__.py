@@ -1,5 +1,7 @@
 """Differentiable graph operations on :class:`graphfuse.RowWindows`."""
 
+from graphfuse.ops.additive import gat_attention as gat_attention
+from graphfuse.ops.additive import gatv2_attention as gatv2_attention
 from graphfuse.ops.attention import sparse_attention as sparse_attention
 from graphfuse.ops.attention_weights import attention_weights as attention_weights
 from graphfuse.ops.gate import gated_skip as gated_skip

@@ -38,10 +38,17 @@ def matrix(
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 
 
-def heads(name: str, value: Tensor, rows: int, device: torch.device, like: Tensor | None = None) -> None:
+def heads(
+    name: str,
+    value: Tensor,
+    rows: int,
+    device: torch.device,
+    like: Tensor | None = None,
+    like_name: str = "q",
+) -> None:
     """Raises unless ``value`` is a strided float tensor ``[rows, heads, head_dim]`` on ``device``.
 
-    With ``like``, heads, width and dtype must be those of ``like``, the argument called ``q``.
+    With ``like``, heads, width and dtype must be those of ``like``, the argument called ``like_name``.
     """
     strided(name, value, device)
     wanted = "heads, head_dim" if like is None else f"{like.size(1)}, {like.size(2)}"
@@ -49,7 +56,7 @@ def heads(name: str, value: Tensor, rows: int, device: torch.device, like: Tenso
     if not fits or (like is not None and value.shape[1:] != like.shape[1:]):
         raise ValueError(f"`{name}` must have shape [{rows}, {wanted}] (got {list(value.shape)})")
     if like is not None:
-        same_dtype(name, value, "q", like.dtype)
+        same_dtype(name, value, like_name, like.dtype)
 
 
 def strided(name: str, value: Tensor, device: torch.device | None) -> None:
@@ -72,6 +79,20 @@ def same_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None
             f"`{name}` must have the dtype of `{other}`, {dtype} (got {value.dtype}); "
             f"convert it with .to({dtype})"
         )
+
+
+def dropout_seed(dropout: float, seed: Tensor | None, device: torch.device) -> Tensor | None:
+    """The seed of dropout, drawn if there is none; None without dropout. Raises if either does not fit."""
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"`dropout` must be in [0, 1) (got {dropout})")
+    if dropout == 0:
+        return None
+    if seed is None:
+        return torch.randint(1 << 62, (1,), device=device)
+    if seed.shape != (1,) or seed.dtype != torch.int64 or seed.device != device:
+        got = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
+        raise ValueError(f"`seed` must be int64[1] on {device} (got {got})")
+    return seed
 
 
 def activation(value: str | None) -> bool:

@@ -31,6 +31,7 @@ def sparse_attention(
     seed: Tensor | None = None,
     *,
     self_loops: bool = False,
+    key_scale: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -61,6 +62,7 @@ def sparse_attention(
     edge_query: Tensor | None = None,
     edge_attr: Tensor | None = None,
     self_loops: bool = False,
+    key_scale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours :math:`N(i)`.
 
@@ -92,6 +94,9 @@ def sparse_attention(
             power of two, is at most 4096.
         self_loops: Whether every node attends to itself, once: edges with source == receiver are left out,
             and each node gets one. Only if ``num_dst == num_src``, and without ``edge_attr``.
+        key_scale: Factors of the keys, ``float32[num_src, heads]`` (float64 if ``q`` is): the keys are
+            ``key_scale[:, :, None] * k``. Only where ``v`` is ``k``, one tensor: then one row is read for
+            each neighbour, not two. Without ``edge_attr``.
 
     Returns:
         ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32. With ``edge_attr``
@@ -113,16 +118,10 @@ def sparse_attention(
     _check.heads("v", v, num_src, q.device, q)
     if q.size(2) > MAX_HEAD_DIM:
         raise ValueError(f"`q` must have a head_dim of at most {MAX_HEAD_DIM} (got {q.size(2)})")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"`dropout` must be in [0, 1) (got {dropout})")
-    if dropout == 0:
-        seed = None
-    elif seed is None:
-        seed = torch.randint(1 << 62, (1,), device=q.device)
-    elif seed.shape != (1,) or seed.dtype != torch.int64 or seed.device != q.device:
-        got = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
-        raise ValueError(f"`seed` must be int64[1] on {q.device} (got {got})")
+    seed = _check.dropout_seed(dropout, seed, q.device)
     _check_edges(q, windows.num_edges, edge_query, edge_attr)
+    if key_scale is not None:
+        _check_key_scale(key_scale, k, v, edge_attr)
     if self_loops and (num_dst != num_src or edge_attr is not None):
         got = f"{num_dst} receivers and {num_src} sources" if num_dst != num_src else "`edge_attr`"
         raise ValueError(
@@ -136,7 +135,7 @@ def sparse_attention(
     rows = with_edges or launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
     graph = graph_of(windows, rows, with_edges, q, k, v, edge_query, edge_attr)
     scale = q.size(2) ** -0.5 if scale is None else float(scale)
-    arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr)
+    arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr, key_scale)
     if isinstance(graph, Walks):
         out, _, edge_sum = Attention.apply(graph, *arguments)
     else:
@@ -164,6 +163,21 @@ def _check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr
         )
 
 
+def _check_key_scale(key_scale: Tensor, k: Tensor, v: Tensor, edge_attr: Tensor | None) -> None:
+    _check.matrix("key_scale", key_scale, k.size(0), k.device, k.size(1))
+    wanted = torch.float64 if k.dtype == torch.float64 else torch.float32
+    if key_scale.dtype != wanted:
+        raise ValueError(
+            f"`key_scale` must be {wanted} (got {key_scale.dtype}); convert it with .to({wanted})"
+        )
+    if v is not k or edge_attr is not None:
+        got = "another tensor" if v is not k else "`edge_attr`"
+        raise ValueError(
+            f"`key_scale` wants values that are the keys, `v is k`, and edges without numbers (got {got}); "
+            "multiply `k` instead"
+        )
+
+
 class Operands(NamedTuple):
     """Tensors that forward takes, in the order of the registered ops."""
 
@@ -173,6 +187,7 @@ class Operands(NamedTuple):
     seed: Tensor | None
     edge_query: Tensor | None
     edge_attr: Tensor | None
+    key_scale: Tensor | None
 
 
 @functools.cache
@@ -194,9 +209,10 @@ def _prepared(scale: float, dropout: float, self_loops: bool, given: Operands) -
     if given.edge_query is not None and given.edge_attr is not None:
         edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
         edge_dim = edges.attr.size(1)
-    q = given.q
+    q, k, v = map(contiguous_heads, given[:3])
+    key_scale = None if given.key_scale is None else given.key_scale.contiguous()
     shape = kernels.Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim, self_loops)
-    return tuple(map(contiguous_heads, given[:3])), edges, shape
+    return (q, k, v, key_scale), edges, shape
 
 
 def _run(
@@ -216,7 +232,9 @@ def _run(
 def _definition(
     w: Walks, scale: float, dropout: float, self_loops: bool, given: Operands
 ) -> tuple[Tensor, Tensor]:
-    q, k, v, seed, edge_query, edge_attr = given
+    q, k, v, seed, edge_query, edge_attr, key_scale = given
+    if key_scale is not None:
+        k = k * key_scale[:, :, None].to(k.dtype)
     edge_index = to_edge_index(w.forward)
     if edge_attr is not None:
         assert w.edges is not None
@@ -262,13 +280,17 @@ def _backward_of_definition(
     given: Operands,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     # through functorch, which works below autograd too, where a registered op runs
+    q, k, v = given[:3]
+    if given.key_scale is not None:  # the gradient is of the keys as they are multiplied
+        k = k * given.key_scale[:, :, None].to(k.dtype)
+
     def run(q: Tensor, k: Tensor, v: Tensor, *of_edges: Tensor) -> tuple[Tensor, Tensor]:
         edge_query, edge_attr = of_edges or (None, None)
-        operands = Operands(q, k, v, given.seed, edge_query, edge_attr)
+        operands = Operands(q, k, v, given.seed, edge_query, edge_attr, None)
         return _definition(w, scale, dropout, self_loops, operands)
 
     of_edges = () if given.edge_attr is None else (given.edge_query, given.edge_attr)
-    _, pull, *_ = torch.func.vjp(run, *given[:3], *of_edges)
+    _, pull, *_ = torch.func.vjp(run, q, k, v, *of_edges)
     dq, dk, dv, *of_edges = pull((grad, edge_value))
     d_query, d_attr = of_edges or (grad.new_empty(0), grad.new_empty(0))
     return dq, dk, dv, d_query, d_attr
@@ -297,7 +319,7 @@ def _fake_backward(
     edge_value: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, _, edge_query, edge_attr = Operands(*rest[:-3])
+    q, k, v, _, edge_query, edge_attr, _ = Operands(*rest[:-3])
     d_query = q.new_empty(0 if edge_query is None else edge_query.shape)
     d_attr = q.new_empty(0 if edge_attr is None or not with_edge_attr else edge_attr.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_query, d_attr
@@ -340,14 +362,20 @@ class Attention(torch.autograd.Function):
         else:
             dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
         of_edges = (None if given.edge_query is None else d_query, d_attr if with_edge_attr else None)
-        return None, None, None, None, dq, dk, dv, None, *of_edges
+        d_scale = None
+        if given.key_scale is not None:  # dk is of the keys as they were multiplied
+            d_scale = (dk * given.k).sum(2, dtype=given.key_scale.dtype)
+            dk = dk * given.key_scale[:, :, None].to(dk.dtype)
+        return None, None, None, None, dq, dk, dv, None, *of_edges, d_scale
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:
     return below_autograd(torch.ops.graphfuse.attention_backward, *graph, *arguments)
 
 
-_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? seed, Tensor? edge_query, Tensor? edge_attr"
+_OPERANDS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? seed, Tensor? edge_query, Tensor? edge_attr, Tensor? key_scale"
+)
 register(
     "attention",
     f"float scale, float dropout, bool self_loops, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",

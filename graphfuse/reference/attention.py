@@ -56,7 +56,7 @@ def sparse_attention(
     if edge_attr is not None:
         assert edge_query is not None
         score = score + (edge_query.index_select(0, dst) * edge_attr[:, None, :]).sum(2)
-    weight = _softmax(score * scale, dst, q.size(0))
+    weight = softmax(score * scale, dst, q.size(0))
     if dropout > 0:
         assert seed is not None
         keep = kept(edge_index, q.size(1), dropout, seed).to(weight.dtype)
@@ -73,11 +73,11 @@ def attention_weights(edge_index: Tensor, q: Tensor, k: Tensor, scale: float | N
     """Definition of :func:`graphfuse.ops.attention_weights`, on ``edge_index``: ``[num_edges, heads]``."""
     src, dst = edge_index[0].long(), edge_index[1].long()
     scale = q.size(2) ** -0.5 if scale is None else scale
-    return _softmax((q.index_select(0, dst) * k.index_select(0, src)).sum(2) * scale, dst, q.size(0))
+    return softmax((q.index_select(0, dst) * k.index_select(0, src)).sum(2) * scale, dst, q.size(0))
 
 
-def _softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    # of [num_edges, heads], over the edges of each receiver
+def softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    """Of ``score``, ``[num_edges, heads]``, over the edges of each receiver in ``dst``."""
     size = (num_dst, score.size(1))
     index = dst[:, None].expand_as(score)
     top = score.new_full(size, float("-inf")).scatter_reduce(0, index, score.detach(), "amax")

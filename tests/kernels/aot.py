@@ -19,7 +19,18 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.kernels import attention_rows, attention_windows, gate, launch, linear, sddmm, spmm
+from graphfuse.kernels import (
+    additive_rows,
+    attention_rows,
+    attention_windows,
+    gat_windows,
+    gate,
+    gatv2_rows,
+    launch,
+    linear,
+    sddmm,
+    spmm,
+)
 from graphfuse.kernels.launch import Config, Load
 
 TARGETS = {
@@ -64,7 +75,10 @@ STRIDED = (
     "other_value",
 )
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
-ROW_STRIDES = tuple(f"{name}_STRIDE" for name in ("Q", "K", "V", "OWN", "OWN_VALUE", "OTHER", "OTHER_VALUE"))
+ROW_STRIDES = tuple(
+    f"{name}_STRIDE"
+    for name in ("Q", "K", "V", "OWN", "OWN_VALUE", "OTHER", "OTHER_VALUE", "X", "GRAD", "SRC", "DST")
+)
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
@@ -257,7 +271,58 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
+            given = given | ({"key_scale_ptr": "*fp32"} if loops else {})
             constants |= {} if loops or kernel.__name__.endswith("row_kernel") else {"ptr_ptr": None}
+            yield Case(name, kernel, given, constants, config.warps, config.registers)
+
+
+def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
+    pointer = f"*{dtype}"
+    floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
+    names = ("out_ptr", "tilt_ptr", "own_ptr", "other_ptr", "x_ptr", "a_src_ptr", "a_dst_ptr", "grad_ptr")
+    names += ("dx_ptr", "d_a_src_ptr", "x_src_ptr", "x_dst_ptr", "att_ptr", "first_ptr", "d_att_ptr")
+    operands = dict.fromkeys(names, pointer) | floats
+    edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
+    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
+    size = 4 if dtype == "fp32" else 2
+    rows = launch.gatv2_row(heads, dim, size)
+    kernels = [
+        (additive_rows.additive_row_kernel, launch.gat_row(heads, dim, size, False), False, {}),
+        (additive_rows.additive_row_kernel, rows, True, {"tilt_ptr": None}),
+        (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
+        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": False}),
+        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": True}),
+    ]
+    for rate, with_edges in ((0.0, False), (0.5, True)):
+        windows = [
+            (kernel, launch.gat_window(heads, dim, rate > 0, backward), False, {})
+            for kernel, backward in (
+                (gat_windows.gat_window_kernel, False),
+                (gat_windows.gat_bwd_window_kernel, True),
+            )
+        ]
+        for kernel, config, v2, more in (*kernels, *(windows if dtype != "fp32" else ())):
+            constants = {
+                "HEADS": heads,
+                "DIM": dim,
+                "BLOCK_HEADS": config.rows,
+                "GROUP": config.rows,
+                "BLOCK_DIM": config.block_dim,
+                "COLUMNS": config.step,
+                "EDGES": config.step,
+                "STAGES": config.stages,
+                "SLOPE": 0.2,
+                "DROPOUT": rate,
+                "LOOPS": True,
+                "V2": v2,
+                "ACC": tl.float32,
+            }
+            constants |= dict.fromkeys(ROW_STRIDES, heads * dim) | more
+            constants |= {} if rate > 0 else dict.fromkeys(dropout)
+            constants |= {} if with_edges else dict.fromkeys((*edges, "edge_perm_ptr"))
+            given = operands | (edges if with_edges else {}) | (dropout if rate > 0 else {})
+            given = {name: kind for name, kind in given.items() if name not in more}
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{v2}-{more.get('TRANSPOSED')}]"
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
@@ -295,6 +360,8 @@ def cases() -> Iterator[Case]:
             yield from sampled_product(dtype, dim)
         for heads, dim in ((1, 64), (1, 128), (1, 256), (8, 16), (3, 100)):
             yield from sparse_attention(dtype, heads, dim)
+        for heads, dim in ((1, 64), (1, 128), (1, 256), (4, 32), (8, 8), (3, 100)):
+            yield from additive_attention(dtype, heads, dim)
         for heads, dim, edge_dim in ((1, 64, 16), (4, 32, 3), (8, 128, 128)):
             yield from sparse_attention(dtype, heads, dim, edge_dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):

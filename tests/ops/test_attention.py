@@ -245,3 +245,42 @@ def test_compile_has_no_graph_break(device: torch.device) -> None:
     found = torch.autograd.grad(compiled(**given), list(given.values()))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("graph", ["ragged", "repeated", "hub"])
+def test_scaled_keys_that_are_the_values(
+    graph: str, loops: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    for dtype, heads, dim, dropout in ((narrow(walked), 3, 8, 0.0), (torch.float16, 1, 24, 0.3)):
+        windows, edge_index, given = draw(graph, device, dtype, heads, dim)
+        generator = torch.Generator(device).manual_seed(2)
+        scale = torch.rand(windows.shape[1], heads, device=device, generator=generator) + 0.5
+        x = {"q": given["q"], "x": given["v"], "key_scale": scale.requires_grad_()}
+        options = {"self_loops": loops, "dropout": dropout, "seed": torch.tensor([3], device=device)}
+
+        def op(
+            q: Tensor, x: Tensor, key_scale: Tensor, windows: RowWindows = windows, options: Any = options
+        ) -> Tensor:
+            return ops.sparse_attention(q, x, x, windows, key_scale=key_scale, **options)
+
+        def definition(
+            q: Tensor, x: Tensor, key_scale: Tensor, edge_index: Tensor = edge_index, options: Any = options
+        ) -> Tensor:
+            k = (x * key_scale[:, :, None]).to(x.dtype)
+            return reference.sparse_attention(edge_index, q, k, x, **options)
+
+        check(op, definition, x)
+
+
+def test_scaled_keys_want_one_tensor(device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, torch.float32, 2, 4)
+    scale = torch.ones(33, 2, device=device)
+    with pytest.raises(ValueError, match=r"`key_scale` wants values that are the keys.*got another tensor"):
+        ops.sparse_attention(**given, windows=windows, key_scale=scale)
+    q, k, _ = given.values()
+    with pytest.raises(ValueError, match=r"`key_scale` must have shape \[33, 2\] \(got \[2, 33\]\)"):
+        ops.sparse_attention(q, k, k, windows, key_scale=scale.t())
+    with pytest.raises(ValueError, match=r"`key_scale` must be torch.float32 \(got torch.float16\)"):
+        ops.sparse_attention(q, k, k, windows, key_scale=scale.half())

@@ -61,9 +61,12 @@ def test_slices_without_the_loop_see_nothing_of_it(
     with torch.no_grad():
         given["q"].fill_(-5.0)
         given["k"].fill_(5.0)
-    op = functools.partial(ops.sparse_attention, windows=windows, scale=1.0, self_loops=True)
-    definition = functools.partial(reference.sparse_attention, edge_index, scale=1.0, self_loops=True)
-    check(op, definition, given)
+    out = ops.sparse_attention(**given, windows=windows, scale=1.0, self_loops=True)
+    wanted = reference.sparse_attention(edge_index, **given, scale=1.0, self_loops=True)
+    grads, wanted_grads = (torch.autograd.grad(x.square().sum(), list(given.values())) for x in (out, wanted))
+    # keys that are all alike leave dq and dk nothing but rounding
+    for actual, expected in zip((out, *grads), (wanted, *wanted_grads), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter

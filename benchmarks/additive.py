@@ -1,0 +1,183 @@
+"""The attention of GAT, GATv2 and AGNN, forward and backward: one row is gathered for an edge, not two."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks import floors, graphs, truth
+from benchmarks.baselines import PygAdditive
+from benchmarks.bench import Bench, Prepared, Problem, device
+from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
+from graphfuse.kernels.device import kernel_problem
+
+_MODES = ("fwd", "fwd+bwd")
+_SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What providers are given."""
+
+    graph: graphs.Graph
+    kind: str
+    operands: dict[str, Tensor]
+    grad: Tensor | None  # of the output; None: forward only
+
+    def run(self, attention: Callable[..., Tensor], path: str = "-") -> Prepared:
+        """``attention`` of the operands and, with a gradient of the output, theirs."""
+        leaves = {name: x.detach().requires_grad_(self.grad is not None) for name, x in self.operands.items()}
+
+        def call() -> Sequence[Tensor]:
+            out = attention(**leaves)
+            if self.grad is None:
+                return (out,)
+            return out.detach(), *torch.autograd.grad(out, list(leaves.values()), self.grad)
+
+        return Prepared(call, call, path)
+
+
+def _agnn(edge_index: Tensor, x: Tensor, beta: Tensor) -> Tensor:
+    """AGNN's attention: scores are beta times the cosine of the rows."""
+    unit = torch.nn.functional.normalize(x, dim=2)
+    out = reference.sparse_attention(edge_index, beta * unit, unit, x, 1.0)
+    assert isinstance(out, Tensor)
+    return out
+
+
+_DEFINITIONS = {"gat": reference.gat_attention, "gatv2": reference.gatv2_attention, "agnn": _agnn}
+
+
+def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, mode: str) -> Problem:
+    loaded = graphs.load(graph, device())
+    operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
+    backward = mode == "fwd+bwd"
+    inputs = Inputs(loaded, kind, operands, grad if backward else None)
+    rows = _rows(kind, loaded.windows, shape, dtype)
+    facts = loaded.facts(dtype)
+    facts["extra"] |= {"kind": kind}
+    floor_ms = None
+    if device().type == "cuda":
+        facts["extra"]["gather_ms"] = floors.gather_ms(
+            loaded.windows, rows, shape[0] * shape[1] * dtype.itemsize
+        )
+        floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward)
+    checks = _expected(inputs, grad)
+    return Problem(
+        facts=facts | {"heads": shape[0], "head_dim": shape[1], "mode": mode},
+        inputs=inputs,
+        device=device(),
+        check=lambda results: truth.worst([one for _, one in checks], [results[at] for at, _ in checks]),
+        floor_ms=floor_ms,
+    )
+
+
+def _draw(
+    kind: str, num_nodes: int, heads: int, dim: int, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], Tensor]:
+    random = torch.Generator(device()).manual_seed(0)
+    draw = functools.partial(torch.randn, device=device(), generator=random)
+    x, grad = (draw(num_nodes, heads, dim) for _ in range(2))
+    operands = {
+        "gat": lambda: {"a_src": draw(num_nodes, heads), "a_dst": draw(num_nodes, heads), "x": x},
+        "gatv2": lambda: {
+            "x_src": x,
+            "x_dst": draw(num_nodes, heads, dim),
+            "att": draw(heads, dim) / dim**0.5,
+        },
+        "agnn": lambda: {"x": x, "beta": torch.full((1,), 1.5, device=device())},
+    }[kind]()
+    return {name: value.to(dtype) for name, value in operands.items()}, grad.to(dtype)
+
+
+def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether rows are walked, not windows."""
+    if kind == "gat":
+        return launch.gat_prefers_rows(*windows.sizes, *shape, dtype)
+    return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
+
+
+def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
+    """Results on a sample of receivers and, with a gradient, of sources: (position in the results, it).
+
+    Computed by the definition on the edges of the sample alone: all edges into the receivers, and all into
+    those that the sources reach.
+    """
+    source, target = i.graph.edge_index
+    at = truth.sample(target, source, i.graph.num_nodes)
+    both = [_by_definition(i, at.edge, None, dtype) for dtype in (torch.float64, grad.dtype)]
+    checks = [(0, truth.Expected(both[0][0][at.rows], both[1][0][at.rows], at.rows, 2.0))]
+    if i.grad is None:
+        return checks
+    generator = torch.Generator().manual_seed(1)
+    nodes = torch.unique(torch.randint(i.graph.num_nodes, (_SOURCES,), generator=generator)).to(source.device)
+    reached = torch.unique(truth.edges_of(nodes, source, target, i.graph.num_nodes).column)
+    # AGNN's rows are receivers, too, and get a gradient as such
+    reached = torch.unique(torch.cat([reached, nodes])) if i.kind == "agnn" else reached
+    edges = truth.edges_of(reached, target, source, i.graph.num_nodes).edge
+    both = [_by_definition(i, edges, grad, dtype) for dtype in (torch.float64, grad.dtype)]
+    of_sources = {"gat": ("a_src", "x"), "gatv2": ("x_src",), "agnn": ("x",)}[i.kind]
+    for at_result, name in enumerate(i.operands, start=1):
+        exact, rounded = both[0][at_result], both[1][at_result]
+        wanted = nodes if name in of_sources else reached
+        if exact.size(0) == i.graph.num_nodes:  # else a sum over all edges, which tests check
+            checks.append((at_result, truth.Expected(exact[wanted], rounded[wanted], wanted, 3.0)))
+    return checks
+
+
+def _by_definition(i: Inputs, edges: Tensor, grad: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
+    leaves = {name: x.to(dtype).requires_grad_(grad is not None) for name, x in i.operands.items()}
+    out = _DEFINITIONS[i.kind](i.graph.edge_index[:, edges], **leaves)
+    if grad is None:
+        return [out]
+    return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))]
+
+
+def _graphfuse(i: Inputs) -> Prepared:
+    windows, x = i.graph.windows, next(iter(i.operands.values()))
+    path = "fused" if kernel_problem(x.device, x.dtype) is None else "generic"
+    if i.kind == "agnn":
+        return i.run(functools.partial(_agnn_fused, windows), path)
+    op = ops.gat_attention if i.kind == "gat" else ops.gatv2_attention
+    return i.run(lambda **operands: op(**operands, windows=windows), path)
+
+
+def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
+    # as AGNNConv computes it
+    scale = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(1e-12).reciprocal()
+    query = (beta * scale[:, :, None] * x).to(x.dtype)
+    return ops.sparse_attention(query, x, x, windows, 1.0, key_scale=scale)
+
+
+def _pyg(i: Inputs) -> Prepared:
+    layer = PygAdditive(i.kind)
+    return i.run(lambda **operands: layer(i.graph.edge_index, **operands))
+
+
+_LARGE = ("reddit", "uniform-2.4m-124m")
+Bench(
+    name="additive",
+    sweep=[
+        {
+            "graph": ("github", "ego-twitter", *_LARGE),
+            "kind": ("gat", "gatv2"),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+        },
+        {
+            "graph": ("github", "ego-twitter", *_LARGE),
+            "kind": ("agnn",),
+            "shape": ((1, 64), (1, 128)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+        },
+    ],
+    problem=_problem,
+    providers={"graphfuse": _graphfuse, "pyg": _pyg},
+)

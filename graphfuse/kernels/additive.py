@@ -1,0 +1,182 @@
+"""Launching the forward of additive attention, GAT's and GATv2's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphfuse.formats.walk import Walk
+from graphfuse.kernels import launch
+from graphfuse.kernels.additive_rows import additive_row_kernel
+from graphfuse.kernels.additive_tiles import finish
+from graphfuse.kernels.attention import Plan, Structure
+from graphfuse.kernels.attention_tiles import shift_of
+from graphfuse.kernels.gat_windows import gat_window_kernel
+from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.tiles import load_task
+
+
+# Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
+#   grid      (num_merges * HEADS,)
+#   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
+#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted
+@triton.jit(do_not_specialize=["num_merges", "num_rows"])
+def _additive_merge_kernel(
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, num_merges, num_rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HEIGHT: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+    head = tl.program_id(0) // num_merges
+    window, first, count, _ = load_task(merges_ptr, tl.program_id(0) % num_merges)
+    inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
+    mask_dim = (offs_dim < DIM)[None, :]
+    top = tl.full((HEIGHT,), float("-inf"), dtype=ACC)
+    total = tl.zeros((HEIGHT,), dtype=ACC)
+    high = tl.zeros((HEIGHT,), dtype=ACC)
+    acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
+    for slot in tl.range(first, first + count):
+        offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
+        offs = slots_ptr + (offs_slot * HEADS + head) * 3
+        slice_top = tl.load(offs)
+        higher = tl.maximum(top, slice_top)
+        shift = shift_of(higher)
+        rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
+        total = total * rescale + tl.load(offs + 1) * weight
+        at = partial_ptr + (offs_slot * PARTS * HEADS * DIM + head * DIM)[:, None] + offs_dim[None, :]
+        acc = acc * rescale[:, None] + tl.load(at, mask=mask_dim, other=0.0) * weight[:, None]
+        if tilt_ptr is not None:
+            high = high * rescale + tl.load(offs + 2) * weight
+            more = tl.load(at + HEADS * DIM, mask=mask_dim, other=0.0)
+            tilt = tilt * rescale[:, None] + more * weight[:, None]
+        top = higher
+    rows = window * HEIGHT + inner
+    place, mask = rows.to(tl.int64) * HEADS + head, rows < num_rows
+    finish(
+        out_ptr, softmax_ptr, tilt_ptr, place, mask, (place * DIM)[:, None] + offs_dim[None, :],
+        mask[:, None] & mask_dim, top, total, high, acc, tilt, DROPOUT,
+    )  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """What the launches of one additive attention are prepared for."""
+
+    heads: int
+    dim: int
+    slope: float  # of the LeakyReLU below 0
+    dropout: float
+    self_loops: bool  # whether each node that is source and receiver has one loop, and no other
+    v2: bool
+    dtype: torch.dtype
+
+
+class Operands(NamedTuple):
+    """Tensors that forward takes; heads of a row and all but rows are contiguous."""
+
+    own: Tensor  # GAT: a_dst [num_dst, heads]; GATv2: x_dst [num_dst, heads, dim]
+    other: Tensor  # GAT: a_src [num_src, heads]; GATv2: att [heads, dim]
+    x: Tensor  # [num_src, heads, dim]
+    edge: Tensor | None  # [num_edges, heads], of GATv2 [num_edges, heads, dim]
+    loop_edge: Tensor | None  # as edge, of the loops
+    seed: Tensor | None
+
+
+def _merge(w: Walk, shape: Shape) -> Launch | None:
+    if w.num_slots == 0:
+        return None
+    num_merges, block = w.merges.size(0), launch.attention_merge(shape.dim)
+    rest = (num_merges, w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout)
+    programs = num_merges * shape.heads
+    return Launch(_additive_merge_kernel, programs, 4, (w.merges,), (*rest, accumulator(shape.dtype)))
+
+
+def row_config(shape: Shape, backward: bool) -> launch.Config:
+    """How the row kernels are launched."""
+    size = shape.dtype.itemsize
+    if shape.v2:
+        return launch.gatv2_row(shape.heads, shape.dim, size)
+    return launch.gat_row(shape.heads, shape.dim, size, backward)
+
+
+def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: bool) -> Plan:
+    w, copies, edge_perm = structure
+    heads, dim, slope, dropout, loops, v2, dtype = shape
+    num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
+    graph: tuple[Tensor | None, ...]
+    rest: tuple[Any, ...]
+    if w.row_mask is not None:
+        config = launch.gat_window(heads, dim, dropout > 0, backward=False)
+        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
+        rest += (config.step, config.stages, slope, dropout, loops, acc)
+        programs = num_tasks * -(-heads // config.rows)
+        main = Launch(gat_window_kernel, programs, config.warps, graph, rest, config.registers)
+    else:
+        config = row_config(shape, backward=False)
+        graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
+        rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
+        rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)
+        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
+        main = Launch(additive_row_kernel, programs, config.warps, graph, rest)
+    return Plan(main, _merge(w, shape))
+
+
+def additive_fwd(
+    structure: Structure, given: Operands, shape: Shape, tilted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
+
+    Args:
+        structure: The graph.
+        given: Operands.
+        shape: What to prepare for.
+        tilted: Whether to return GAT's tilt.
+
+    Returns:
+        The output ``[num_rows, heads, dim]``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
+        tilt, of the shape of the output, or nothing, ``[0]``.
+    """
+    own, other, x, edge, loop_edge, seed = given
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return additive_fwd(structure, given, shape, tilted)
+    w = structure.walk
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    out = x.new_empty((w.num_rows, shape.heads, shape.dim))
+    softmax = x.new_empty((w.num_rows, shape.heads, 2), dtype=acc)
+    tilt = x.new_empty(out.shape if tilted else 0)
+    if out.numel() == 0:
+        return out, softmax, tilt
+    strides = (x.stride(0), own.stride(0))
+    key = ("additive_fwd", shape, strides, structure.copies is None, tilted, edge is None, loop_edge is None)
+    plan = w.plans.get(key)
+    if plan is None:
+        plan = w.plans[key] = _plan(structure, shape, strides, tilted)
+    partial = slots = None
+    if plan.merge is not None:
+        rows = w.num_slots * w.height
+        partial = x.new_empty((rows, shape.heads * shape.dim * (1 + tilted)), dtype=acc)
+        slots = x.new_empty((rows, shape.heads, 3), dtype=acc)
+    outputs = (out, softmax, tilt if tilted else None, partial, slots)
+    operands: tuple[Tensor | None, ...] = (own, other, x, edge, loop_edge, seed)
+    if w.row_mask is not None:
+        operands = (other, own, x, seed)
+    plan.main(outputs, operands, aligned(*operands), index)
+    if plan.merge is not None:
+        plan.merge(outputs, (), True, index)
+    return out, softmax, tilt
+
+
+def aligned(*tensors: Tensor | None) -> bool:
+    """Whether those that are there start on 16 bytes."""
+    addresses = 0
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    return addresses & 15 == 0

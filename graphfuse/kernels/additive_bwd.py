@@ -1,0 +1,252 @@
+r"""Launching the backward of additive attention, GAT's and GATv2's.
+
+With the weights :math:`p` of scores :math:`s`, the factor :math:`m` of dropout, and the gradient :math:`g` of
+the output :math:`o`,
+
+.. math::
+    \delta_i = g_i^\top o_i, \qquad ds_{ij} = p_{ij} (m_{ij}\, g_i^\top x_j - \delta_i), \qquad
+    dx_j = \sum_i m_{ij} p_{ij} g_i,
+
+and what the scores are made of gets the rest. Of GAT, :math:`s = \ell(u)`, all terms of :math:`u` get sums of
+:math:`ds\, \ell'(u)`. Of GATv2, :math:`s = a^\top \ell(u)`, they get those of :math:`ds\, a \odot \ell'(u)`,
+and :math:`a` gets :math:`\sum ds\, \ell(u)`, of which each receiver sums up its part.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphfuse.formats.walk import Walk
+from graphfuse.kernels import launch
+from graphfuse.kernels.additive import Operands, Shape, aligned, row_config
+from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
+from graphfuse.kernels.attention import Plan, Structure
+from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
+from graphfuse.kernels.attention_tiles import inverse
+from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
+from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
+from graphfuse.kernels.run import Launch, accumulator, current_device
+
+
+# What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
+# (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
+# norm 1: the rounding of an LSE does the same to all weights of a row. Of GAT also the gradient of a_dst.
+#   grid      (num_rows * groups,), groups of BLOCK_HEADS heads
+@triton.jit(do_not_specialize=["num_rows"])
+def _additive_delta_kernel(
+    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, num_rows,
+    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) % num_rows).to(tl.int64)
+    heads = (tl.program_id(0) // num_rows) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    live = heads < HEADS
+    mask = live[:, None] & (offs_dim < DIM)[None, :]
+    offs = heads[:, None] * DIM + offs_dim[None, :]
+    grad = tl.load(grad_ptr + row * GRAD_STRIDE + offs, mask=mask, other=0.0).to(ACC)
+    out = tl.load(out_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
+    place = row * HEADS + heads
+    top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
+    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
+    if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
+        norm = inverse(total)
+    else:
+        top += tl.log(tl.where(total == 0, 1.0, total))
+        norm = tl.full((BLOCK_HEADS,), 1.0, dtype=ACC)
+    tl.store(stats_ptr + place * 4, top, mask=live)
+    tl.store(stats_ptr + place * 4 + 1, norm, mask=live)
+    tl.store(stats_ptr + place * 4 + 2, tl.sum(out * grad, 1), mask=live)
+    if a_dst_ptr is not None:
+        tl.store(
+            stats_ptr + place * 4 + 3, tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC), mask=live
+        )
+    if tilt_ptr is not None:
+        tilt = tl.load(tilt_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
+        d_a_dst = (1.0 - SLOPE) * tl.sum(tilt * grad, 1)
+        tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
+
+
+class Saved(NamedTuple):
+    """What forward left behind."""
+
+    out: Tensor
+    softmax: Tensor
+    tilt: Tensor
+
+
+def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -> tuple[Tensor, Tensor]:
+    # statistics of the receivers, and the gradient of a_dst or nothing, [0]
+    a_dst = None if shape.v2 else given.own
+    tilt = None if saved.tilt.numel() == 0 else saved.tilt
+    stats = saved.softmax.new_empty((*saved.softmax.shape[:2], 4))
+    d_a_dst = grad.new_empty(0 if tilt is None else saved.softmax.shape[:2])
+    key = ("additive_delta", shape, grad.stride(0), tilt is None)
+    if key not in w.plans:
+        config = row_config(shape, backward=True)
+        rest: tuple[Any, ...] = (
+            grad.size(0),
+            grad.stride(0),
+            shape.heads,
+            shape.dim,
+            config.rows,
+            config.block_dim,
+        )
+        programs = grad.size(0) * -(-shape.heads // config.rows)
+        rest = (*rest, shape.slope, accumulator(shape.dtype))
+        w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
+    outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
+    w.plans[key](outputs, (), aligned(grad, a_dst), grad.get_device())
+    return stats, d_a_dst
+
+
+def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
+    if w.num_slots == 0:
+        return None
+    num_merges = w.merges.size(0)
+    blocks = launch.attention_merge(shape.dim), launch.attention_merge(extra)
+    rest = (num_merges, w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height)
+    programs = num_merges * shape.heads
+    return Launch(attention_bwd_merge_kernel, programs, 4, (w.merges,), (*rest, accumulator(shape.dtype)))
+
+
+def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
+    return x.new_empty(0 if tensor is None or not wanted else tensor.shape)
+
+
+def gat_bwd(
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    given: Operands,
+    saved: Saved,
+    shape: Shape,
+    with_edges: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Launches the kernels over the transpose; the other direction needs no gather.
+
+    Returns:
+        Gradients of ``a_dst``, ``a_src``, ``x``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
+    """
+    a_dst, a_src, x, edge, loop_edge, seed = given
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return gat_bwd(structures, grad, given, saved, shape, with_edges)
+    dx, d_a_src = x.new_empty(x.shape), x.new_empty(a_src.shape)
+    d_edge, d_loop_edge = _like(edge, with_edges, x), _like(loop_edge, with_edges, x)
+    if grad.numel() == 0:
+        nothing = (dx.zero_(), d_edge, d_loop_edge)
+        return torch.zeros_like(a_dst), d_a_src.zero_(), *nothing
+    stats, d_a_dst = _stats(structures[0].walk, grad, given, saved, shape)
+    structure = structures[1]
+    w = structure.walk
+    if dx.numel() == 0:
+        return d_a_dst, d_a_src, dx, d_edge, d_loop_edge
+    key = ("gat_bwd", shape, x.stride(0), grad.stride(0), structure.copies is None, with_edges, edge is None)
+    plan = w.plans.get(key)
+    if plan is None:
+        plan = w.plans[key] = _gat_bwd_plan(structure, shape, (x.stride(0), grad.stride(0)))
+    partial = None
+    if plan.merge is not None:
+        partial = stats.new_empty((w.num_slots * w.height, shape.heads * (shape.dim + 1)))
+    if w.row_mask is not None:
+        outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
+        operands: tuple[Tensor | None, ...] = (a_src, x, grad, stats, seed)
+    else:
+        of_edges = (d_edge if d_edge.numel() else None, d_loop_edge if d_loop_edge.numel() else None)
+        outputs = (dx, d_a_src, *of_edges, partial)
+        operands = (a_src, x, grad, edge, loop_edge, stats, seed)
+    plan.main(outputs, operands, aligned(*operands), index)
+    if plan.merge is not None:
+        plan.merge((dx, None, d_a_src, partial), (), True, index)
+    return d_a_dst, d_a_src, dx, d_edge, d_loop_edge
+
+
+def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) -> Plan:
+    w, copies, edge_perm = structure
+    heads, dim, slope, dropout, loops, _, dtype = shape
+    num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
+    graph: tuple[Tensor | None, ...]
+    rest: tuple[Any, ...]
+    if w.row_mask is not None:
+        config = launch.gat_window(heads, dim, dropout > 0, backward=True)
+        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        rest = (num_tasks, w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
+        rest += (config.step, config.stages, slope, dropout, loops, acc)
+        programs = num_tasks * -(-heads // config.rows)
+        main = Launch(gat_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
+    else:
+        config = row_config(shape, backward=True)
+        graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
+        rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
+        rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
+        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
+        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest)
+    return Plan(main, _merge_gradients(w, shape, 1))
+
+
+def gatv2_bwd(
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    given: Operands,
+    saved: Saved,
+    shape: Shape,
+    with_edges: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Launches the kernels over both directions.
+
+    Returns:
+        Gradients of ``x_dst``, ``att``, ``x_src``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
+    """
+    x_dst, att, x_src, edge, loop_edge, seed = given
+    index = x_src.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return gatv2_bwd(structures, grad, given, saved, shape, with_edges)
+    d_dst, d_src = x_dst.new_empty(x_dst.shape), x_src.new_empty(x_src.shape)
+    d_edge, d_loop_edge = _like(edge, with_edges, x_src), _like(loop_edge, with_edges, x_src)
+    if grad.numel() == 0:
+        return d_dst, torch.zeros_like(att), d_src.zero_(), d_edge, d_loop_edge
+    stats, _ = _stats(structures[0].walk, grad, given, saved, shape)
+    d_att = torch.empty_like(d_dst)
+    strides = (x_src.stride(0), x_dst.stride(0), grad.stride(0))
+    for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], d_src, None)):
+        if first.numel() == 0:
+            continue
+        w, transposed = structure.walk, second is None
+        key = ("gatv2_bwd", shape, strides, structure.copies is None, with_edges, edge is None, transposed)
+        plan = w.plans.get(key)
+        if plan is None:
+            plan = w.plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
+        partial = None
+        if plan.merge is not None:
+            width = shape.heads * shape.dim * (1 if transposed else 2)
+            partial = stats.new_empty((w.num_slots * w.height, width))
+        of_edges: tuple[Tensor | None, ...] = (None, None)
+        if not transposed:
+            of_edges = (d_edge if d_edge.numel() else None, d_loop_edge if d_loop_edge.numel() else None)
+        operands = (x_src, x_dst, att, grad, edge, loop_edge, stats, seed)
+        plan.main((first, second, *of_edges, partial), operands, aligned(*operands), index)
+        if plan.merge is not None:
+            plan.merge((first, second, None, partial), (), True, index)
+    return d_dst, d_att.sum(0, dtype=stats.dtype).to(att.dtype), d_src, d_edge, d_loop_edge
+
+
+def _gatv2_bwd_plan(
+    structure: Structure, shape: Shape, strides: tuple[int, int, int], transposed: bool
+) -> Plan:
+    w, copies, edge_perm = structure
+    heads, dim, slope, dropout, loops, _, dtype = shape
+    num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
+    config = row_config(shape, backward=True)
+    graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
+    rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
+    rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops)
+    programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
+    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, (*rest, accumulator(dtype)))
+    return Plan(main, _merge_gradients(w, shape, 0))

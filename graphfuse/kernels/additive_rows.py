@@ -1,0 +1,282 @@
+r"""Row kernels of additive attention, GAT's and GATv2's: all heads of one row, plain multiply-adds.
+
+The score of an edge is, for GAT, :math:`\ell(a_j + d_i + b_e)` with the LeakyReLU :math:`\ell`, and for GATv2
+(V2) :math:`a^\top \ell(x_j + y_i + b_e)`; :math:`b` are numbers of the edges, if there are any. Both
+gather one row of x per edge. For GAT's tilt see :mod:`graphfuse.kernels.gat_windows`.
+"""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
+from graphfuse.kernels.tiles import row_task
+
+
+@triton.jit
+def loop_score(
+    own, x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, HEADS: tl.constexpr,
+    DIM: tl.constexpr, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What the LeakyReLU takes, and the score, of a row's loop.
+    if V2:
+        u = x + own
+        if loop_edge_ptr is not None:
+            u += tl.load(loop_edge_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
+        s = tl.sum(tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC) * leaky(u, SLOPE), 1)
+    else:
+        u = own + tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
+        if loop_edge_ptr is not None:
+            u += tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
+        s = leaky(u, SLOPE)
+    return u, s
+
+
+# All heads of one row.
+#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
+#             for one program is dealt out in groups of BLOCK_HEADS heads
+#   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
+#             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
+#             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
+#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2];
+#             slices write theirs to their slot
+#   on chip   top, total, high ACC [EDGES, BLOCK_HEADS]; acc, tilt ACC [EDGES, BLOCK_HEADS, BLOCK_DIM]: each
+#             place of a step keeps a softmax of its own, so that no edge waits for another
+#   order     edges of a place left to right, then places, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
+def additive_row_kernel(
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr,
+    num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask_head = heads < HEADS
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    if V2:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+    else:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
+    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        if edge_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
+        if LOOPS:
+            live = live & (column != row)
+        gathered = live[:, None, None] & mask[None, :, :]
+        offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
+        x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
+        live = live[:, None]
+        if V2:
+            u = x + own[None, :, :]
+            if edge_ptr is not None:
+                offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
+                u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
+            s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
+        else:
+            offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            u = own[None, :] + tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0).to(
+                ACC
+            )
+            if edge_ptr is not None:
+                u += tl.load(
+                    edge_ptr + place[:, None] * HEADS + heads[None, :],
+                    mask=live & mask_head[None, :],
+                    other=0.0,
+                ).to(ACC)
+            s = leaky(u, SLOPE)
+        s = tl.where(live, s, float("-inf"))
+        higher = tl.maximum(top, s)
+        shift = shift_of(higher)
+        p = exp(s - shift, PRECISE)
+        rescale = exp(top - shift, PRECISE)
+        total = total * rescale + p
+        if tilt_ptr is not None:
+            high = high * rescale + tl.where(u > 0, p, 0.0)
+        if DROPOUT > 0:
+            copy = load_copies(copy_ptr, offs, offs < end)
+            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+            p *= kept(own_key, other_key, DROPOUT, 1.0)
+        acc = acc * rescale[:, :, None] + p[:, :, None] * x
+        if tilt_ptr is not None:
+            tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
+        top = higher
+    highest = tl.max(top, 0)
+    if LOOPS:  # the loop is an edge of the first slice
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        loop_u, loop_s = loop_score(
+            own, own_x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
+            mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
+        )  # fmt: skip
+        loop_s = tl.where(with_loop, loop_s, float("-inf"))
+        highest = tl.maximum(highest, loop_s)
+    shift = shift_of(highest)
+    rescale = exp(top - shift[None, :], PRECISE)
+    total, high = tl.sum(total * rescale, 0), tl.sum(high * rescale, 0)
+    acc, tilt = tl.sum(acc * rescale[:, :, None], 0), tl.sum(tilt * rescale[:, :, None], 0)
+    top = highest
+    if LOOPS:
+        p = exp(loop_s - shift, PRECISE)
+        total += p
+        if tilt_ptr is not None:
+            high += tl.where(loop_u > 0, p, 0.0)
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+        acc += p[:, None] * own_x
+        if tilt_ptr is not None:
+            tilt += tl.where(loop_u > 0, p, 0.0)[:, None] * own_x
+    if partial_ptr is not None:
+        if slot >= 0:
+            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+            offs_slot = tl.cast(slot, tl.int64) * HEADS
+            tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
+            tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
+            at = partial_ptr + offs_slot * PARTS * DIM + offs_head
+            tl.store(at, acc, mask=mask)
+            if tilt_ptr is not None:
+                tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
+                tl.store(at + HEADS * DIM, tilt, mask=mask)
+            return
+    finish(
+        out_ptr, softmax_ptr, tilt_ptr, offs_row * HEADS + heads, mask_head,
+        offs_row * HEADS * DIM + offs_head, mask, top, total, high, acc, tilt, DROPOUT,
+    )  # fmt: skip
+
+
+@triton.jit
+def gat_loop_gradients(
+    own, x, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, mask, mask_head,
+    HEADS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    # What the loop of a row adds to the gradients of a_src and x; 0 without the loop.
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
+    place = tl.cast(row, tl.int64) * HEADS + heads
+    shift, norm, delta, a_dst = load_stats(stats_ptr, place, mask_head)
+    u = own + a_dst
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + place, mask=mask_head, other=0.0).to(ACC)
+    factor = tl.full(heads.shape, 1.0, dtype=ACC)
+    if DROPOUT > 0:
+        node = tl.zeros_like(heads) + row
+        own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+    dp = tl.sum(x * grad, 1)
+    ds, dropped = slopes(leaky(u, SLOPE), mask_head, dp, shift, norm, delta, factor, PRECISE)
+    du = ds * leaky_slope(u, SLOPE)
+    if d_loop_edge_ptr is not None:
+        tl.store(d_loop_edge_ptr + place, du.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_head)
+    return du, dropped[:, None] * grad
+
+
+# All heads of one row of GAT, which is a source: what its neighbours, the receivers, say of it.
+#   grid      as the forward kernel
+#   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
+#             [num_cols, HEADS, 4]; edge and loop_edge [.., HEADS]; ptr, tasks, column, edge_perm
+#   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS], d_edge and d_loop_edge as the edges'
+#             numbers; slices write the first two to their slot
+#   order     as the forward kernel: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
+def gat_bwd_row_kernel(
+    dx_ptr, d_a_src_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, a_src_ptr, x_ptr, grad_ptr, edge_ptr, loop_edge_ptr, stats_ptr, seed_ptr,
+    num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask_head = heads < HEADS
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    own = tl.load(a_src_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
+    d_own = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    dx = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        listed_edge = live[:, None] & mask_head[None, :]
+        if edge_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64) * HEADS
+            place += heads[None, :]
+        if LOOPS:
+            live = live & (column != row)
+        gathered = live[:, None, None] & mask[None, :, :]
+        offs_grad = column[:, None, None].to(tl.int64) * GRAD_STRIDE + offs_head[None, :, :]
+        grad = tl.load(grad_ptr + offs_grad, mask=gathered, other=0.0).to(ACC)
+        mask_edge = live[:, None] & mask_head[None, :]
+        receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+        shift, norm, delta, a_dst = load_stats(stats_ptr, receiver, mask_edge)
+        u = own[None, :] + a_dst
+        if edge_ptr is not None:
+            u += tl.load(edge_ptr + place, mask=mask_edge, other=0.0).to(ACC)
+        factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
+        if DROPOUT > 0:
+            copy = load_copies(copy_ptr, offs, offs < end)
+            other_key = key_of(seed_ptr, column[:, None], heads[None, :], False)
+            factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
+        dp = tl.sum(x[None, :, :] * grad, 2)
+        ds, dropped = slopes(leaky(u, SLOPE), mask_edge, dp, shift, norm, delta, factor, PRECISE)
+        du = ds * leaky_slope(u, SLOPE)
+        d_own += du
+        dx += dropped[:, :, None] * grad
+        if d_edge_ptr is not None:
+            tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
+    d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
+    if LOOPS:
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        loop_own, loop_x = gat_loop_gradients(
+            own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
+            seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,
+            ACC,
+        )  # fmt: skip
+        d_own, dx = d_own + loop_own, dx + loop_x
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            partial_ptr += tl.cast(slot, tl.int64) * HEADS * (DIM + 1)
+            tl.store(partial_ptr + offs_head, dx, mask=mask)
+            tl.store(partial_ptr + HEADS * DIM + heads, d_own, mask=mask_head)
+    if whole:
+        at = dx_ptr + offs_row * HEADS * DIM + offs_head
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        at = d_a_src_ptr + offs_row * HEADS + heads
+        tl.store(at, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_head)

@@ -1,0 +1,58 @@
+"""Pieces of the kernels of additive attention: the LeakyReLU, what receivers are known by, the results."""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.attention_tiles import exp, inverse, slope, store_softmax
+
+
+@triton.jit
+def leaky(u, SLOPE: tl.constexpr):
+    return tl.where(u > 0, u, u * SLOPE)
+
+
+@triton.jit
+def leaky_slope(u, SLOPE: tl.constexpr):
+    return tl.where(u > 0, 1.0, SLOPE)
+
+
+@triton.jit
+def load_copies(copy_ptr, offs, live):
+    copy = tl.zeros_like(offs)
+    if copy_ptr is not None:
+        copy = tl.load(copy_ptr + offs, mask=live, other=0)
+    return copy
+
+
+@triton.jit
+def finish(
+    out_ptr, softmax_ptr, tilt_ptr, place, mask, at, mask_own, top, total, high, acc, tilt,
+    DROPOUT: tl.constexpr,
+):  # fmt: skip
+    # Stores the softmax, out = acc / total and, if wanted, tilt - high * out.
+    norm = inverse(total)
+    out = acc * (norm / (1.0 - DROPOUT))[:, None]
+    store_softmax(softmax_ptr, place, mask, top, total)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask_own)
+    if tilt_ptr is not None:
+        tilt = tilt * (norm / (1.0 - DROPOUT))[:, None] - (high * norm)[:, None] * out
+        tl.store(tilt_ptr + at, tilt.to(tilt_ptr.dtype.element_ty), mask=mask_own)
+
+
+@triton.jit
+def load_stats(stats_ptr, place, mask):
+    # (shift, norm, delta, a_dst) of receivers, as the delta kernel stored them
+    at = stats_ptr + place * 4
+    shift = tl.load(at, mask=mask, other=0.0)
+    norm = tl.load(at + 1, mask=mask, other=0.0)
+    delta = tl.load(at + 2, mask=mask, other=0.0)
+    return shift, norm, delta, tl.load(at + 3, mask=mask, other=0.0)
+
+
+@triton.jit
+def slopes(s, live, dp, shift, norm, delta, factor, PRECISE: tl.constexpr):
+    # The derivative in the score s, and the weight as dropout left it. Where the softmax sums to 1 an edge is
+    # all of its row: it must weigh 1 even if its score was added up in another order than the maximum was.
+    p = exp(tl.where(live, s, float("-inf")) - shift, PRECISE)
+    p = tl.where((norm == 1) & (p > 0.5), 1.0, p * norm) if PRECISE else p
+    return tl.where(live, slope(p, dp * factor, delta, PRECISE), 0.0), p * factor

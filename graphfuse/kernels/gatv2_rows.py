@@ -1,0 +1,159 @@
+"""Row kernel of GATv2's attention, backward: all heads of one row, plain multiply-adds."""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
+from graphfuse.kernels.tiles import row_task
+
+
+@triton.jit
+def loop_gradients(
+    own, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, offs,
+    mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
+    shift, norm, delta, _ = load_stats(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head)
+    u = own + other
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
+    factor = tl.full(heads.shape, 1.0, dtype=ACC)
+    if DROPOUT > 0:
+        node = tl.zeros_like(heads) + row
+        own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+    dp = tl.sum(grad * (own if TRANSPOSED else other), 1)
+    s = tl.sum(att * leaky(u, SLOPE), 1)
+    ds, dropped = slopes(s, mask_head, dp, shift, norm, delta, factor, PRECISE)
+    scored = ds[:, None] * leaky_slope(u, SLOPE)
+    if d_loop_edge_ptr is not None:
+        tl.store(d_loop_edge_ptr + offs, (scored * att).to(d_loop_edge_ptr.dtype.element_ty), mask=mask)
+    return scored, dropped[:, None] * grad, scored * u
+
+
+# All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
+# TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
+#   grid      as the forward kernel
+#   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
+#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
+#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
+#   order     as the forward kernel: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
+def gatv2_bwd_row_kernel(
+    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, edge_ptr, loop_edge_ptr, stats_ptr, seed_ptr,
+    num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask_head = heads < HEADS
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+    if TRANSPOSED:
+        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    else:
+        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+        grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
+            None, :, :
+        ]
+        place = (offs_row * HEADS + heads)[None, :]
+        shift, norm, delta, _ = load_stats(stats_ptr, place, mask_head[None, :])
+    # the gradient of the own row, through scores (att apart) and through sums; the part of d_att
+    scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    summed = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        listed_edge = live[:, None, None] & mask[None, :, :]
+        if edge_ptr is not None:
+            edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None, None].to(tl.int64)
+            edge = edge * HEADS * DIM + offs_head[None, :, :]
+        if LOOPS:
+            live = live & (column != row)
+        gathered = live[:, None, None] & mask[None, :, :]
+        offs_other = column[:, None, None].to(tl.int64)
+        mask_edge = live[:, None] & mask_head[None, :]
+        if TRANSPOSED:
+            offs_gathered = offs_other * DST_STRIDE + offs_head[None, :, :]
+            other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
+            grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            x = own[None, :, :]
+            receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            shift, norm, delta, _ = load_stats(stats_ptr, receiver, mask_edge)
+        else:
+            offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
+            other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            x = other
+        u = other + own[None, :, :]
+        if edge_ptr is not None:
+            u += tl.load(edge_ptr + edge, mask=gathered, other=0.0).to(ACC)
+        factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
+        if DROPOUT > 0:
+            copy = load_copies(copy_ptr, offs, offs < end)
+            other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
+            factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
+        s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
+        dp = tl.sum(grad * x, 2)
+        ds, dropped = slopes(s, mask_edge, dp, shift, norm, delta, factor, PRECISE)
+        du = ds[:, :, None] * leaky_slope(u, SLOPE)
+        scored += du
+        if TRANSPOSED:
+            summed += dropped[:, :, None] * grad
+        else:
+            d_att += du * u
+            if d_edge_ptr is not None:
+                value = du * att[None, :, :]
+                tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
+    scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
+    if LOOPS:
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
+        if TRANSPOSED:
+            other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
+        else:
+            other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
+        loop_scored, loop_summed, loop_att = loop_gradients(
+            own, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads,
+            offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS, TRANSPOSED,
+            SLOPE, DROPOUT, PRECISE, ACC,
+        )  # fmt: skip
+        scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
+    first = att * scored
+    if TRANSPOSED:
+        first += summed
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            PARTS: tl.constexpr = 1 if TRANSPOSED else 2
+            partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
+            tl.store(partial_ptr + offs_head, first, mask=mask)
+            if not TRANSPOSED:
+                tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
+    if whole:
+        at = offs_row * HEADS * DIM + offs_head
+        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
+        if not TRANSPOSED:
+            tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)

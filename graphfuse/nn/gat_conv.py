@@ -1,0 +1,510 @@
+"""GATConv: attention from one number of the source and one of the receiver."""
+
+# no `from __future__ import annotations`: TorchScript reads the class annotations as objects
+import typing
+from typing import Any, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.jit import _overload_method as overload
+from torch.nn import Parameter
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.nn.inits import glorot, zeros
+from torch_geometric.typing import (
+    Adj,
+    NoneType,
+    OptPairTensor,
+    OptTensor,
+    Size,
+    SparseTensor,
+    torch_sparse,
+)
+from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor, remove_self_loops, softmax
+from torch_geometric.utils.sparse import set_sparse_value
+
+from graphfuse import ops
+from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import row_windows
+from graphfuse.kernels.device import HALF
+from graphfuse.nn import _dispatch
+from graphfuse.nn._attention import is_plain
+from graphfuse.ops.attention import MAX_HEAD_DIM
+
+
+class GATConv(MessagePassing):
+    r"""The graph attention layer of Veličković et al., fused: a drop-in for PyG's ``GATConv``.
+
+    .. math::
+        x'_i = \sum_{j \in N(i) \cup \{i\}} \alpha_{ij} W_s x_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\, \mathrm{LeakyReLU}
+        \big(a_s^\top W_s x_j + a_t^\top W_t x_i + a_e^\top W_e e_{ij}\big)
+
+    Constructor, forward, parameters, ``state_dict``, initialisation and options are those of
+    :class:`torch_geometric.nn.GATConv`. Scores, softmax and the weighted sum are one kernel
+    (:func:`graphfuse.ops.gat_attention`), in which self-loops are a term, not edges. :math:`W_e` is folded
+    into :math:`a_e`, so that an edge costs one number for each head. Where fusion does not apply (see
+    :func:`graphfuse.why_not`), the same layer runs PyG's path.
+
+    Args:
+        in_channels: Size of each input row, with :math:`W_s = W_t`; a pair for sources and receivers gives
+            each a map of its own. ``-1`` derives a size from the first input.
+        out_channels: Size of each output row of a head.
+        heads: Number of heads.
+        concat: Whether to concatenate the heads; else they are averaged.
+        negative_slope: Slope of the LeakyReLU below 0.
+        dropout: Rate of dropout of the attention weights :math:`\alpha`, in training.
+        add_self_loops: Whether every node gets one self-loop in place of those of the graph.
+        edge_dim: Size of edge features :math:`e`.
+        fill_value: Features of the self-loops: a number, a tensor, or ``"add"``, ``"mean"``, ``"min"``,
+            ``"max"`` or ``"mul"`` over the edges of a node.
+        bias: Whether to learn a bias.
+        residual: Whether to add a learned map of the receiver's row.
+        **kwargs: Arguments of :class:`torch_geometric.nn.MessagePassing`.
+
+    Shapes:
+        - **input:** features :math:`(|V|, F_{in})` or a pair of those of sources and receivers, the latter
+          possibly None, edge indices :math:`(2, |E|)` or :class:`graphfuse.RowWindows`, edge features
+          :math:`(|E|, D)` *(optional)*
+        - **output:** features :math:`(|V|, H F_{out})`, or :math:`(|V|, F_{out})` if not ``concat``; with
+          ``return_attention_weights`` also the edge indices, self-loops last, and :math:`\alpha`,
+          :math:`(|E'|, H)`
+
+    Source: arXiv:1710.10903.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(node_dim=0, **kwargs)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
+        self.residual = residual
+
+        width = heads * out_channels
+        self.lin = self.lin_src = self.lin_dst = None
+        if isinstance(in_channels, int):
+            self.lin = Linear(in_channels, width, bias=False, weight_initializer="glorot")
+        else:
+            self.lin_src = Linear(in_channels[0], width, False, weight_initializer="glorot")
+            self.lin_dst = Linear(in_channels[1], width, False, weight_initializer="glorot")
+
+        self.att_src = Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = Parameter(torch.empty(1, heads, out_channels))
+        if edge_dim is not None:
+            self.lin_edge = Linear(edge_dim, width, bias=False, weight_initializer="glorot")
+            self.att_edge = Parameter(torch.empty(1, heads, out_channels))
+        else:
+            self.lin_edge = None
+            self.register_parameter("att_edge", None)
+
+        out_width = width if concat else out_channels
+        if residual:
+            num_dst = in_channels if isinstance(in_channels, int) else in_channels[1]
+            self.res = Linear(num_dst, out_width, bias=False, weight_initializer="glorot")
+        else:
+            self.register_parameter("res", None)
+        if bias:
+            self.bias = Parameter(torch.empty(out_width))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters anew."""
+        super().reset_parameters()
+        for lin in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if lin is not None:
+                lin.reset_parameters()
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        glorot(self.att_edge)
+        zeros(self.bias)
+
+    if not typing.TYPE_CHECKING:  # one result type per kind of call, as PyG declares them
+
+        @overload
+        def forward(  # noqa: D102
+            self,
+            x: Union[Tensor, OptPairTensor],  # noqa: UP007
+            edge_index: Adj,
+            edge_attr: OptTensor = None,
+            size: Size = None,
+            return_attention_weights: NoneType = None,
+        ) -> Tensor:
+            pass
+
+        @overload
+        def forward(  # noqa: D102, F811
+            self,
+            x: Union[Tensor, OptPairTensor],  # noqa: UP007
+            edge_index: Tensor,
+            edge_attr: OptTensor = None,
+            size: Size = None,
+            return_attention_weights: bool = None,  # noqa: RUF013
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            pass
+
+        @overload
+        def forward(  # noqa: D102, F811
+            self,
+            x: Union[Tensor, OptPairTensor],  # noqa: UP007
+            edge_index: SparseTensor,
+            edge_attr: OptTensor = None,
+            size: Size = None,
+            return_attention_weights: bool = None,  # noqa: RUF013
+        ) -> tuple[Tensor, SparseTensor]:
+            pass
+
+    def forward(
+        self,
+        x: Union[Tensor, OptPairTensor],  # noqa: UP007
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: Optional[bool] = None,  # noqa: UP045
+    ) -> Union[Tensor, tuple[Tensor, tuple[Tensor, Tensor]], tuple[Tensor, SparseTensor]]:  # noqa: UP007
+        """Runs the layer, fused where that is possible.
+
+        A true ``return_attention_weights`` returns ``(out, (edge_index, alpha))``, with the self-loops that
+        were added and the weights after dropout, as in PyG.
+        """
+        if not torch.jit.is_scripting():
+            plainly = (
+                (edge_attr is None or self.lin_edge is None)
+                and size is None
+                and not return_attention_weights
+                and self.out_channels <= MAX_HEAD_DIM
+                and 0 <= self.dropout < 1
+                and _dispatch.holds(self, GATConv, x, edge_index)
+                and (type(x) is Tensor or (len(x) == 2 and self.flow == "source_to_target"))
+                and self.att_src.dtype is (x if type(x) is Tensor else x[0]).dtype
+            )
+            reasons = (
+                []
+                if plainly
+                else self.why_not_fused(x, edge_index, edge_attr, size, return_attention_weights)
+            )
+            if not reasons:
+                self.__dict__["_not_fused"] = reasons
+                return self._forward_fused(x, edge_index, edge_attr, size)
+            edge_index = _dispatch.fall_back(self, reasons, edge_index)
+
+        shape = (-1, self.heads, self.out_channels)
+        res: OptTensor = None
+        lin_src: Any = self.lin_src if self.lin is None else self.lin
+        lin_dst: Any = self.lin_dst if self.lin is None else self.lin
+        if isinstance(x, Tensor):
+            assert x.dim() == 2, "Static graphs not supported in 'GATConv'"
+            if self.res is not None:
+                res = self.res(x)
+            x_src = lin_src(x).view(shape)
+            x_dst = x_src if lin_dst is lin_src else lin_dst(x).view(shape)
+        else:
+            x_src, x_dst = x
+            assert x_src.dim() == 2, "Static graphs not supported in 'GATConv'"
+            if x_dst is not None and self.res is not None:
+                res = self.res(x_dst)
+            x_src = lin_src(x_src).view(shape)
+            if x_dst is not None:
+                x_dst = lin_dst(x_dst).view(shape)
+
+        alpha_src = (x_src * self.att_src).sum(dim=-1)
+        alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
+
+        if self.add_self_loops:
+            if isinstance(edge_index, Tensor):
+                num_nodes = x_src.size(0) if x_dst is None else min(x_src.size(0), x_dst.size(0))
+                num_nodes = min(size) if size is not None else num_nodes
+                edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+                edge_index, edge_attr = add_self_loops(
+                    edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes
+                )
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = sparse_with_loops(edge_index, self.edge_dim)
+
+        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
+        alpha = self.edge_updater(edge_index, alpha=(alpha_src, alpha_dst), edge_attr=edge_attr, size=size)
+
+        # propagate_type: (x: OptPairTensor, alpha: Tensor)
+        out = self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size)
+        out = self._finish(out, res)
+        return with_attention(out, edge_index, alpha) if return_attention_weights else out
+
+    def edge_update(
+        self,
+        alpha_j: Tensor,
+        alpha_i: OptTensor,
+        edge_attr: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],  # noqa: UP045
+    ) -> Tensor:
+        """The attention weight of each edge and head."""
+        alpha = alpha_j if alpha_i is None else alpha_j + alpha_i
+        if index.numel() == 0:
+            return alpha
+        if edge_attr is not None and self.lin_edge is not None:
+            if edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+            alpha = alpha + (edge * self.att_edge).sum(dim=-1)
+        alpha = F.leaky_relu(alpha, self.negative_slope)
+        alpha = softmax(alpha, index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        """A neighbour's row, times the attention weight."""
+        return alpha.unsqueeze(-1) * x_j
+
+    def _finish(self, out: Tensor, res: OptTensor) -> Tensor:
+        out = out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
+        if res is not None:
+            out = out + res
+        return out if self.bias is None else out + self.bias
+
+    @torch.jit.unused
+    def why_not_fused(
+        self,
+        x: Any,
+        edge_index: Any,
+        edge_attr: Any = None,
+        size: Any = None,
+        return_attention_weights: Any = None,
+    ) -> list[str]:
+        """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
+        one_sided = isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None
+        features = (x[0],) if one_sided else x
+        reasons = list(_dispatch.common_reasons(self, GATConv, features, edge_index))
+        if not reasons:
+            like = x if isinstance(x, Tensor) else x[0]
+            num_src = like.size(0)
+            num_dst = num_src if isinstance(x, Tensor) else None if one_sided else x[-1].size(0)
+            if num_dst is None and size is None:
+                reasons.append("the receivers have no features; `size` would tell how many there are")
+            elif size is not None and not _fits(size, num_src, num_dst):
+                reasons.append(f"size is {size!r}, which is not that of the features")
+            elif self.flow != "source_to_target" and num_src != (size[1] if num_dst is None else num_dst):
+                reasons.append("sources and receivers are two sets of nodes, and flow is 'target_to_source'")
+            reasons += dtype_reasons(self.att_src, like)
+            if self.lin_edge is not None and edge_attr is not None:
+                reasons += edge_attr_reasons(self, edge_attr, like, edge_index)
+        reasons += option_reasons(self, return_attention_weights)
+        return reasons
+
+    @torch.jit.unused
+    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Tensor:
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        num_dst = size[1] if x_dst is None else x_dst.size(0)
+        graph = row_windows(edge_index, x_src.size(0), num_dst)
+        res = None if x_dst is None or self.res is None else self.res(x_dst)
+        x_src, a_src, a_dst = self._project(x_src, x_dst)
+        if a_dst is None:
+            a_dst = a_src.new_zeros(num_dst, self.heads)
+        edge_score = loop_score = None
+        if edge_attr is not None and self.lin_edge is not None:
+            edge_score, loop_score = self._edge_scores(edge_attr, graph, x_src.dtype)
+        out = ops.gat_attention(
+            a_src,
+            a_dst,
+            x_src,
+            graph if self.flow == "source_to_target" else graph.transpose(),
+            self.negative_slope,
+            edge_score,
+            self.dropout if self.training else 0.0,
+            self_loops=bool(self.add_self_loops),
+            loop_score=loop_score,
+        )
+        if self.concat and res is None and self.bias is None and out.requires_grad:
+            out = out.clone()  # the op keeps its result for backward, where a change in place is an error
+        return self._finish(out, res)
+
+    def _project(self, x_src: Tensor, x_dst: OptTensor) -> tuple[Tensor, Tensor, OptTensor]:
+        """The rows of the sources, and the terms of sources and receivers in the scores."""
+        lin_src: Any = self.lin_src if self.lin is None else self.lin
+        lin_dst: Any = self.lin_dst if self.lin is None else self.lin
+        shape = (-1, self.heads, self.out_channels)
+        one = x_dst is x_src and lin_dst is lin_src
+        x_src = lin_src(x_src).view(shape)
+        x_dst = None if x_dst is None or one else lin_dst(x_dst).view(shape)
+        dtype = result_dtype(x_src, self.att_src)
+        x_src, att_src, att_dst = x_src.to(dtype), self.att_src.to(dtype), self.att_dst.to(dtype)
+        if one:
+            return x_src, *_logits(x_src, att_src, att_dst)
+        a_dst = None if x_dst is None else _logits(x_dst.to(dtype), att_dst)[0]
+        return x_src, _logits(x_src, att_src)[0], a_dst
+
+    def _edge_scores(
+        self, edge_attr: Tensor, graph: RowWindows, dtype: torch.dtype
+    ) -> tuple[Tensor, OptTensor]:
+        """The term of the edges in the scores, and that of the self-loops if they are added."""
+        edge_attr = edge_attr.to(dtype)
+        with torch.autocast(edge_attr.device.type, enabled=False):  # PyG sums these products in float32
+            weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1).to(dtype)
+            weight = torch.einsum("hcd,hc->dh", weight, self.att_edge[0].to(dtype))
+            score = as_columns(edge_attr) @ weight
+            if not self.add_self_loops:
+                return score, None
+            if isinstance(self.fill_value, str) and self.heads < weight.size(0):
+                return score, summed_at_receivers(graph, score, self.fill_value)  # linear, and narrower
+            return score, loop_features(graph, edge_attr, self.fill_value) @ weight
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+def _logits(x: Tensor, *atts: Tensor) -> Any:
+    """The product of each head of ``x`` with its row of each of ``atts``, ``[num_nodes, heads]`` each."""
+    if x.dtype not in HALF:
+        return [(x * att).sum(dim=-1) for att in atts]
+    # one product with a block-diagonal matrix: reads x once, rounds no term, and stores none for backward
+    heads, channels = x.shape[1:]
+    column = torch.stack(atts, -1).view(heads, channels, len(atts), 1)
+    blocks = column * torch.eye(heads, dtype=x.dtype, device=x.device).view(heads, 1, 1, heads)
+    return (x.flatten(1) @ blocks.view(heads * channels, -1)).split(heads, 1)
+
+
+def _fits(size: Any, num_src: int, num_dst: int | None) -> bool:
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        return False
+    return size[0] == num_src and isinstance(size[1], int) and num_dst in (None, size[1])
+
+
+# What GATv2Conv does as well
+
+
+def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
+    """What PyG's path returns with ``return_attention_weights``."""
+    if isinstance(edge_index, SparseTensor):
+        return out, edge_index.set_value(alpha, layout="coo")
+    if is_torch_sparse_tensor(edge_index):
+        edge_index = set_sparse_value(edge_index, alpha)
+    return out, (edge_index, alpha)
+
+
+def sparse_with_loops(adj_t: SparseTensor, edge_dim: int | None) -> SparseTensor:
+    """``adj_t`` with a full diagonal, or PyG's refusal."""
+    if edge_dim is not None:
+        raise NotImplementedError(
+            "The usage of 'edge_attr' and 'add_self_loops' simultaneously is currently not yet supported "
+            "for 'edge_index' in a 'SparseTensor' form"
+        )
+    return torch_sparse.set_diag(adj_t)
+
+
+def option_reasons(layer: Any, return_attention_weights: Any) -> list[str]:
+    """Why the options of ``layer`` do not fuse, a sentence each."""
+    reasons = []
+    if return_attention_weights:
+        reasons.append("return_attention_weights asks for the weights, which the kernel does not store")
+    if layer.out_channels > MAX_HEAD_DIM:
+        reasons.append(
+            f"out_channels is {layer.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
+        )
+    if not 0 <= layer.dropout < 1:
+        reasons.append(f"dropout is {layer.dropout}; the kernels take rates from 0 to below 1")
+    return reasons
+
+
+def dtype_reasons(att: Tensor, like: Tensor) -> list[str]:
+    """Why attention vectors ``att`` do not fit features ``like``; empty if they do."""
+    if att.dtype is like.dtype or torch.is_autocast_enabled(like.device.type):
+        return []
+    return [f"the attention vectors are {att.dtype} and the features are {like.dtype}"]
+
+
+def edge_attr_reasons(layer: Any, edge_attr: Any, like: Tensor, edge_index: Any) -> list[str]:
+    """Why ``edge_attr`` does not fuse in a layer with ``lin_edge`` for features ``like``, a sentence each."""
+    autocast = torch.is_autocast_enabled(like.device.type)
+    lin, fill_value = layer.lin_edge, layer.fill_value
+    num_edges = edge_index.num_edges if isinstance(edge_index, RowWindows) else edge_index.size(1)
+    fits = (
+        type(edge_attr) in (Tensor, Parameter)
+        and edge_attr.layout is torch.strided
+        and edge_attr.dim() in (1, 2)
+        and edge_attr.size(0) == num_edges
+        and (edge_attr.dtype is like.dtype or (autocast and edge_attr.is_floating_point()))
+        and edge_attr.device == like.device
+    )
+    if not is_plain(lin) or lin.bias is not None or not (autocast or lin.weight.dtype is like.dtype):
+        return ["lin_edge is not a plain linear map in the dtype of x"]
+    if not fits or not 0 < lin.weight.size(1) == as_columns(edge_attr).size(1):
+        return ["edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"]
+    constant = fill_value is None or isinstance(fill_value, (int, float, Tensor))
+    if layer.add_self_loops and not (constant or fill_value in ("add", "sum", "mean")):
+        return [f"fill_value is {fill_value!r}; fused self-loops take a sum, a mean or a constant"]
+    return []
+
+
+def result_dtype(x: Tensor, att: Tensor) -> torch.dtype:
+    """The dtype that PyG's scores of ``x``, and with them its messages, have."""
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return torch.promote_types(torch.promote_types(x.dtype, att.dtype), torch.float32)
+    return torch.promote_types(x.dtype, att.dtype)
+
+
+def as_columns(edge_attr: Tensor) -> Tensor:
+    """Edge features as a matrix; one number for each edge is a column."""
+    return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+
+def loop_features(graph: RowWindows, edge_attr: Tensor, fill_value: Any) -> Tensor:
+    """The features ``[num_loops, edge_dim]`` of self-loops, as PyG's ``add_self_loops`` fills them in.
+
+    Args:
+        graph: Windows whose receivers are ``edge_index[1]``, whatever the layer's flow.
+        edge_attr: ``[num_edges, edge_dim]`` or ``[num_edges]``.
+        fill_value: A number or tensor, ``None`` for 1, or a name that :func:`summed_at_receivers` takes.
+    """
+    if isinstance(fill_value, str):
+        return summed_at_receivers(graph, as_columns(edge_attr), fill_value)
+    size = (min(graph.shape), *edge_attr.shape[1:])
+    if not isinstance(fill_value, Tensor):
+        return as_columns(edge_attr.new_full(size, 1.0 if fill_value is None else fill_value))
+    filled = fill_value.to(edge_attr)
+    filled = filled if filled.dim() == edge_attr.dim() else filled.unsqueeze(0)
+    return as_columns(filled.expand(size).contiguous())
+
+
+def summed_at_receivers(graph: RowWindows, values: Tensor, reduce: str) -> Tensor:
+    """Sums, or with ``"mean"`` means, of the values of each receiver's edges, self-loops left out.
+
+    Args:
+        graph: The windows.
+        values: ``[num_edges, columns]``, in the order of the caller's edge list.
+        reduce: ``"add"``, ``"sum"`` or ``"mean"``.
+
+    Returns:
+        ``[min(num_dst, num_src), columns]``; receivers without edges get 0.
+    """
+    num_dst, num_src = graph.shape
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    ones = torch.ones(num_src, 1, dtype=dtype, device=values.device)
+    nothing = ones.new_zeros(num_dst)  # in the place of the diagonal
+    columns = [ops.spmm(graph, ones, column, loop_weight=nothing) for column in values.unbind(1)]
+    sums = torch.cat(columns, 1)[: min(num_dst, num_src)]
+    if reduce == "mean":
+        count = (graph.edges_per_row() - graph.loops_per_row()).clamp(min=1)
+        sums = sums / count[: len(sums), None]
+    return sums.to(values.dtype)

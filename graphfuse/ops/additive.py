@@ -1,0 +1,373 @@
+"""Public additive attention, GAT's and GATv2's: scores are sums of what source, receiver and edge bring."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphfuse import reference
+from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.walk import Walks, copies, to_edge_index
+from graphfuse.kernels import launch
+from graphfuse.ops import _check
+from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops.attention import MAX_HEAD_DIM, contiguous_heads
+
+
+def gat_attention(
+    a_src: Tensor,
+    a_dst: Tensor,
+    x: Tensor,
+    windows: RowWindows,
+    negative_slope: float = 0.2,
+    edge_score: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    self_loops: bool = False,
+    loop_score: Tensor | None = None,
+) -> Tensor:
+    r"""GAT's attention: scores are a number of the source plus one of the receiver.
+
+    .. math::
+        s_e = \mathrm{LeakyReLU}(a^{src}_j + a^{dst}_i + b_e), \qquad
+        o_i = \sum_{e = (j \to i)} \frac{e^{s_e}}{\sum_{e' = (l \to i)} e^{s_{e'}}}\, x_j
+
+    Scores, softmax and sum run in one kernel for each head; no score reaches memory. Forward gathers one row
+    of ``x`` for each neighbour, and backward one of the gradient: what ``a_dst`` gets, forward has summed up
+    beside its output. A node without in-neighbours gets 0 and gives finite gradients.
+
+    Args:
+        a_src: Numbers of the sources, dtype of ``x``, ``[num_src, heads]``.
+        a_dst: Numbers of the receivers, dtype of ``x``, ``[num_dst, heads]``.
+        x: Values, ``float16 | bfloat16 | float32[num_src, heads, head_dim]`` (float64 on a CPU), heads of a
+            row contiguous, rows may be strided; ``head_dim`` at most 256.
+        windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
+        negative_slope: Slope of the LeakyReLU below 0.
+        edge_score: Numbers :math:`b` of the edges, dtype of ``x``, ``[num_edges, heads]``, in the order of
+            the edge list that the windows were built from.
+        dropout: Probability that a weight is dropped after the softmax; the others grow by 1 / (1 - dropout).
+        seed: ``int64[1]`` on the device of ``x``; which weights are dropped is a function of it and of
+            (receiver, source, copy of the edge, head). ``None`` draws one with ``torch.randint``.
+        self_loops: Whether each of the first ``min(num_dst, num_src)`` nodes attends to itself, once: edges
+            with source == receiver are left out, and each of those nodes gets one.
+        loop_score: :math:`b` of those loops, ``[min(num_dst, num_src), heads]``; given with ``edge_score``
+            and ``self_loops``.
+
+    Returns:
+        ``[num_dst, heads, head_dim]`` in the dtype of ``x``; sums are kept in float32.
+
+    Raises:
+        ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
+
+    Note:
+        Saved for backward: the operands, the output, as many numbers for the gradient of ``a_dst``, and
+        maximum and sum of each softmax. Bitwise reproducible, forward and backward. Not differentiable twice.
+        Reference: :func:`graphfuse.reference.gat_attention`. Source: Veličković et al., Graph Attention
+        Networks, ICLR 2018 (arXiv:1710.10903).
+    """
+    _check.windows(windows)
+    num_dst, num_src = windows.shape
+    _check.heads("x", x, num_src, windows.device)
+    heads = x.size(1)
+    for name, value, rows in (("a_src", a_src, num_src), ("a_dst", a_dst, num_dst)):
+        _check.matrix(name, value, rows, x.device, heads)
+        _check.same_dtype(name, value, "x", x.dtype)
+    of_edges = ("edge_score", edge_score), ("loop_score", loop_score)
+    seed = _checked(x, windows, dropout, seed, self_loops, (heads,), of_edges)
+    tilted = torch.is_grad_enabled() and a_dst.requires_grad
+    how = How(float(negative_slope), float(dropout), self_loops, False, tilted)
+    return _call(how, windows, a_dst, a_src, x, edge_score, loop_score, seed)
+
+
+def gatv2_attention(
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    windows: RowWindows,
+    negative_slope: float = 0.2,
+    edge: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    self_loops: bool = False,
+    loop_edge: Tensor | None = None,
+) -> Tensor:
+    r"""GATv2's attention: the nonlinearity stands between the sum and its product with a vector.
+
+    .. math::
+        s_e = a^\top \mathrm{LeakyReLU}(x_j + y_i + b_e), \qquad
+        o_i = \sum_{e = (j \to i)} \frac{e^{s_e}}{\sum_{e' = (l \to i)} e^{s_{e'}}}\, x_j
+
+    The row of a source is read once and serves its score and the sum; nothing of the size of the edges is
+    made beside the gradient of ``edge``. A node without in-neighbours gets 0 and gives finite gradients.
+
+    Args:
+        x_src: :math:`x`, ``float16 | bfloat16 | float32[num_src, heads, head_dim]`` (float64 on a CPU), heads
+            of a row contiguous, rows may be strided; ``head_dim`` at most 256.
+        x_dst: :math:`y`, dtype of ``x_src``, ``[num_dst, heads, head_dim]``.
+        att: :math:`a`, dtype of ``x_src``, ``[heads, head_dim]``.
+        windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
+        negative_slope: Slope of the LeakyReLU below 0.
+        edge: :math:`b`, dtype of ``x_src``, ``[num_edges, heads, head_dim]``, in the order of the edge list
+            that the windows were built from.
+        dropout: Probability that a weight is dropped after the softmax; the others grow by 1 / (1 - dropout).
+        seed: ``int64[1]``, as of :func:`gat_attention`.
+        self_loops: Whether each of the first ``min(num_dst, num_src)`` nodes attends to itself, once: edges
+            with source == receiver are left out, and each of those nodes gets one.
+        loop_edge: :math:`b` of those loops, ``[min(num_dst, num_src), heads, head_dim]``; given with ``edge``
+            and ``self_loops``.
+
+    Returns:
+        ``[num_dst, heads, head_dim]`` in the dtype of ``x_src``; sums are kept in float32.
+
+    Raises:
+        ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
+
+    Note:
+        Saved for backward: the operands, the output, and maximum and sum of each softmax. Bitwise
+        reproducible, forward and backward. Not differentiable twice. Reference:
+        :func:`graphfuse.reference.gatv2_attention`. Source: Brody et al., How Attentive are Graph Attention
+        Networks?, ICLR 2022 (arXiv:2105.14491).
+    """
+    _check.windows(windows)
+    num_dst, num_src = windows.shape
+    _check.heads("x_src", x_src, num_src, windows.device)
+    _check.heads("x_dst", x_dst, num_dst, x_src.device, x_src, "x_src")
+    _check.matrix("att", att, x_src.size(1), x_src.device, x_src.size(2))
+    _check.same_dtype("att", att, "x_src", x_src.dtype)
+    of_edges = ("edge", edge), ("loop_edge", loop_edge)
+    seed = _checked(x_src, windows, dropout, seed, self_loops, tuple(x_src.shape[1:]), of_edges, "x_src")
+    how = How(float(negative_slope), float(dropout), self_loops, True, False)
+    return _call(how, windows, x_dst, att, x_src, edge, loop_edge, seed)
+
+
+def _checked(
+    x: Tensor,
+    windows: RowWindows,
+    dropout: float,
+    seed: Tensor | None,
+    self_loops: bool,
+    width: tuple[int, ...],
+    of_edges: tuple[tuple[str, Tensor | None], tuple[str, Tensor | None]],
+    name: str = "x",
+) -> Tensor | None:
+    """Checks what both attentions take, and returns the seed."""
+    if x.size(2) > MAX_HEAD_DIM:
+        raise ValueError(f"`{name}` must have a head_dim of at most {MAX_HEAD_DIM} (got {x.size(2)})")
+    (edge_name, edge), (loop_name, loop_edge) = of_edges
+    rows = (windows.num_edges, min(windows.shape))
+    for (given, value), num in zip(of_edges, rows, strict=True):
+        if value is not None:
+            _check.strided(given, value, x.device)
+            _check.same_dtype(given, value, name, x.dtype)
+            if value.shape != (num, *width):
+                raise ValueError(f"`{given}` must have shape {[num, *width]} (got {list(value.shape)})")
+    if (loop_edge is not None) != (edge is not None and self_loops):
+        wanted = "with" if loop_edge is None else "only with"
+        raise ValueError(f"`{loop_name}` must be given {wanted} both `{edge_name}` and `self_loops`")
+    if not torch.compiler.is_compiling():
+        _check.runs_kernel(x, name)
+        pin_if_capturing(windows)
+    return _check.dropout_seed(dropout, seed, x.device)
+
+
+class How(NamedTuple):
+    """Which attention, in the order of the registered ops."""
+
+    slope: float
+    dropout: float
+    self_loops: bool
+    v2: bool
+    tilted: bool  # whether forward sums up GAT's tilt, of which backward makes the gradient of a_dst
+
+
+class Operands(NamedTuple):
+    """Tensors that forward takes, in the order of the registered ops."""
+
+    own: Tensor  # a_dst, or GATv2's x_dst
+    other: Tensor  # a_src, or GATv2's att
+    x: Tensor
+    edge: Tensor | None
+    loop_edge: Tensor | None
+    seed: Tensor | None
+
+
+def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
+    given = Operands(*operands)
+    with_edges = given.edge is not None
+    of_heads = (given.x.size(1), given.x.size(2), given.x.dtype)
+    rows = how.v2 or with_edges or launch.gat_prefers_rows(*windows.sizes, *of_heads)
+    graph = graph_of(windows, rows, with_edges, *given)
+    out: Tensor
+    if isinstance(graph, Walks):
+        out = Additive.apply(graph, *how, *given)[0]
+    else:
+        out = torch.ops.graphfuse.additive_attention(*graph, *how, *given)[0]
+    return out
+
+
+@functools.cache
+def _launchers() -> Any:
+    from graphfuse.kernels import additive, additive_bwd  # imports triton
+
+    return additive, additive_bwd
+
+
+def _prepared(w: Walks, how: How, given: Operands) -> tuple[Any, Any, Any]:
+    """What the launchers take: both structures, operands, shape."""
+    kernels, _ = _launchers()
+    x = contiguous_heads(given.x)
+    own = contiguous_heads(given.own) if how.v2 else given.own.contiguous()
+    edges = (None if value is None else value.contiguous() for value in (given.edge, given.loop_edge))
+    operands = kernels.Operands(own, given.other.contiguous(), x, *edges, given.seed)
+    shape = kernels.Shape(x.size(1), x.size(2), *how[:4], x.dtype)
+    structures = tuple(
+        kernels.Structure(
+            walk, copies(walk) if how.dropout > 0 else None, None if order is None else order.perm
+        )
+        for walk, order in ((w.forward, w.edges), (w.backward, w.backward_edges))
+    )
+    return structures, operands, shape
+
+
+def _run(w: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    how, given = How(*arguments[: len(How._fields)]), Operands(*arguments[len(How._fields) :])
+    if not _check.runs_kernel(given.x):
+        out = _definition(w, how, given)
+        return out, out.new_empty(0), out.new_empty(0)
+    structures, operands, shape = _prepared(w, how, given)
+    found: tuple[Tensor, Tensor, Tensor]
+    found = _launchers()[0].additive_fwd(structures[0], operands, shape, how.tilted)
+    return found
+
+
+def _definition(w: Walks, how: How, given: Operands) -> Tensor:
+    own, other, x, edge, loop_edge, seed = given
+    edge_index = to_edge_index(w.forward)
+    if edge is not None:
+        assert w.edges is not None
+        edge = edge.index_select(0, w.edges.perm)
+    rest = (how.slope, edge, how.dropout, seed, how.self_loops, loop_edge)
+    if how.v2:
+        return reference.gatv2_attention(edge_index, x, own, other, *rest)
+    return reference.gat_attention(edge_index, other, own, x, *rest)
+
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _run_backward(w: Walks, *arguments: Any) -> Gradients:
+    fields = len(How._fields)
+    how, (with_edges, grad), rest = (
+        How(*arguments[:fields]),
+        arguments[fields : fields + 2],
+        arguments[fields + 2 :],
+    )
+    given, results = Operands(*rest[:-3]), rest[-3:]
+    if not _check.runs_kernel(given.x):
+        return _backward_of_definition(w, how, with_edges, grad, given)
+    structures, operands, shape = _prepared(w, how, given)
+    _, kernels = _launchers()
+    run = kernels.gatv2_bwd if how.v2 else kernels.gat_bwd
+    saved = kernels.Saved(*results)
+    found: Gradients = run(structures, contiguous_heads(grad), operands, saved, shape, with_edges)
+    return found
+
+
+def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, given: Operands) -> Gradients:
+    # through functorch, which works below autograd too, where a registered op runs
+    edges = tuple(value for value in (given.edge, given.loop_edge) if value is not None)
+
+    def run(own: Tensor, other: Tensor, x: Tensor, *edges: Tensor) -> Tensor:
+        edge, loop_edge = (*edges, None, None)[:2]
+        return _definition(w, how, Operands(own, other, x, edge, loop_edge, given.seed))
+
+    _, pull, *_ = torch.func.vjp(run, *given[:3], *edges)
+    d_own, d_other, dx, *d_edges = pull(grad)
+    none = grad.new_empty(0)
+    d_edge, d_loop_edge = (*d_edges, none, none)[:2] if with_edges else (none, none)
+    return d_own, d_other, dx, d_edge, d_loop_edge
+
+
+def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    how, given = How(*arguments[: len(How._fields)]), Operands(*arguments[len(How._fields) :])
+    x = given.x
+    shape = (graph.num_rows, x.size(1), x.size(2))
+    softmax = x.new_empty((*shape[:2], 2), dtype=torch.float32)
+    return x.new_empty(shape), softmax, x.new_empty(shape if how.tilted else 0)
+
+
+def _fake_backward(graph: Packed, *arguments: Any) -> Gradients:
+    with_edges, rest = arguments[len(How._fields)], arguments[len(How._fields) + 2 :]
+    given = Operands(*rest[:-3])
+    d_edge, d_loop_edge = (
+        given.x.new_empty(0 if value is None or not with_edges else value.shape)
+        for value in (given.edge, given.loop_edge)
+    )
+    d_own, d_other, dx = (value.new_empty(value.shape) for value in given[:3])
+    return d_own, d_other, dx, d_edge, d_loop_edge
+
+
+class Additive(torch.autograd.Function):
+    """Additive attention and its derivative: ``(out, softmax, tilt)``, the latter two without gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graph, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Over the forward direction of ``graph``; ``arguments`` are those of :class:`How` and operands."""
+        results: tuple[Tensor, Tensor, Tensor]
+        if isinstance(graph, Walks):
+            results = _run(graph, *arguments)
+        else:
+            results = below_autograd(torch.ops.graphfuse.additive_attention, *graph, *arguments)
+        ctx.graph, ctx.how = graph, arguments[: len(How._fields)]
+        ctx.save_for_backward(*arguments[len(How._fields) :], *results)
+        ctx.mark_non_differentiable(*results[1:])
+        ctx.set_materialize_grads(False)  # or every backward would fill two gradients with zeros
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        """Gradients of the operands."""
+        given = Operands(*ctx.saved_tensors[:-3])
+        if grad is None:
+            return (None,) * (1 + len(How._fields) + len(Operands._fields))
+        needs = Operands(*ctx.needs_input_grad[1 + len(How._fields) :])
+        with_edges = bool(needs.edge or needs.loop_edge)
+        arguments = (*ctx.how, with_edges, grad, *ctx.saved_tensors)
+        graph = for_gradient(ctx.graph, grad)
+        if isinstance(graph, Walks):
+            found = _run_backward(graph, *arguments)
+        else:
+            found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
+        wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
+        assert given.edge is not None or not with_edges
+        return (None,) * (1 + len(How._fields)) + (*wanted, None)
+
+
+def _no_derivative(graph: Packed, *arguments: Any) -> Any:
+    return below_autograd(torch.ops.graphfuse.additive_attention_backward, *graph, *arguments)
+
+
+_HOW = "float slope, float dropout, bool self_loops, bool v2, bool tilted"
+_OPERANDS = "Tensor own, Tensor other, Tensor x, Tensor? edge, Tensor? loop_edge, Tensor? seed"
+register(
+    "additive_attention",
+    f"{_HOW}, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    _run,
+    _fake,
+    Additive.apply,
+)
+register(
+    "additive_attention_backward",
+    f"{_HOW}, bool with_edges, Tensor grad, {_OPERANDS}, Tensor out, Tensor softmax, Tensor tilt) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+    _no_derivative,
+)

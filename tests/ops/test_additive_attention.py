@@ -1,0 +1,272 @@
+"""GAT's and GATv2's attention against their definitions: outputs and every gradient, hostile graphs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.testing import GRAPHS, check
+from tests.ops.test_attention import DTYPES, narrow, wide
+
+OPS = {
+    "gat": (ops.gat_attention, reference.gat_attention),
+    "gatv2": (ops.gatv2_attention, reference.gatv2_attention),
+}
+
+
+@pytest.fixture(params=["windows", "rows"])
+def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Forces the window or the row kernel of GAT; GATv2 has rows alone."""
+    half = (torch.float16, torch.bfloat16)
+    monkeypatch.setattr(
+        "graphfuse.kernels.launch.gat_prefers_rows",
+        lambda *sizes: request.param == "rows" or sizes[-1] not in half,
+    )
+    return request.param
+
+
+def draw(
+    kind: str,
+    graph: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    dim: int,
+    edges: bool = False,
+    loops: bool = False,
+) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
+    edge_index, (num_src, num_dst) = GRAPHS[graph](device)
+    generator = torch.Generator(device).manual_seed(0)
+    shapes: dict[str, tuple[int, ...]]
+    width: tuple[int, ...]
+    if kind == "gat":
+        width, names = (heads,), ("edge_score", "loop_score")
+        shapes = {"a_src": (num_src, heads), "a_dst": (num_dst, heads), "x": (num_src, heads, dim)}
+    else:
+        width, names = (heads, dim), ("edge", "loop_edge")
+        shapes = {"x_src": (num_src, heads, dim), "x_dst": (num_dst, heads, dim), "att": (heads, dim)}
+    if edges:
+        shapes[names[0]] = (edge_index.size(1), *width)
+    if edges and loops:
+        shapes[names[1]] = (min(num_src, num_dst), *width)
+    given = {name: torch.randn(shape, device=device, generator=generator) for name, shape in shapes.items()}
+    if kind == "gatv2":
+        given["att"] *= dim**-0.5  # scores of the order of 1, whatever the width
+    given = {name: tensor.to(dtype).requires_grad_() for name, tensor in given.items()}
+    return RowWindows.from_edge_index(edge_index, (num_src, num_dst)), edge_index, given
+
+
+def check_additive(
+    kind: str,
+    graph: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    dim: int,
+    edges: bool = False,
+    **options: Any,
+) -> None:
+    loops = options.get("self_loops", False)
+    windows, edge_index, given = draw(kind, graph, device, dtype, heads, dim, edges, loops)
+    op, definition = OPS[kind]
+    check(
+        functools.partial(op, windows=windows, **options),
+        functools.partial(definition, edge_index, **options),
+        given,
+    )
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gat(graph: str, dtype: torch.dtype, walked: str, device: torch.device) -> None:
+    turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
+    if walked == "windows" and dtype is torch.float32:
+        dtype = torch.float16  # windows take half precision alone
+    heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][turn % 4]
+    edges = walked == "rows" and turn % 2 == 0
+    loops = turn % 3 != 0
+    slope = [0.2, 0.0, -0.5][turn % 3]
+    check_additive("gat", graph, device, dtype, heads, dim, edges, self_loops=loops, negative_slope=slope)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gatv2(graph: str, dtype: torch.dtype, device: torch.device) -> None:
+    turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
+    heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][turn % 4]
+    options = {"self_loops": turn % 3 != 0, "negative_slope": [0.2, 0.0, -0.5][turn % 3]}
+    check_additive("gatv2", graph, device, dtype, heads, dim, turn % 2 == 0, **options)
+
+
+@pytest.mark.parametrize("heads_dim", [(1, 33), (1, 100), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
+@pytest.mark.parametrize("kind", OPS)
+def test_widths(kind: str, heads_dim: tuple[int, int], walked: str, device: torch.device) -> None:
+    check_additive(kind, "bipartite", device, narrow(walked), *heads_dim)
+
+
+@pytest.mark.parametrize("heads_dim", [(3, 8), (5, 7), (2, 16)], ids=str)
+def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> None:
+    for dropout in (0.0, 0.3):
+        seed = torch.tensor([9], device=device)
+        options = {"dropout": dropout, "seed": seed, "self_loops": True}
+        check_additive("gat", "ragged", device, torch.float16, *heads_dim, **options)
+
+
+@pytest.mark.parametrize("graph", ["hub", "wide"])
+@pytest.mark.parametrize("kind", OPS)
+def test_slices(
+    kind: str, graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    monkeypatch.setitem(GRAPHS, "wide", wide)
+    windows, _, _ = draw(kind, graph, device, torch.float32, 1, 1)
+    assert windows.walks(walked == "rows" or kind == "gatv2", False).forward.num_slots > 0
+    check_additive(kind, graph, device, torch.float16, 2, 12)
+    options = {"dropout": 0.4, "seed": torch.tensor([7], device=device), "self_loops": True}
+    check_additive(kind, graph, device, torch.float16, 2, 12, walked == "rows", **options)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
+@pytest.mark.parametrize("kind", OPS)
+def test_dropout(kind: str, graph: str, loops: bool, walked: str, device: torch.device) -> None:
+    options = {"dropout": 0.3, "seed": torch.tensor([(3 << 40) + 5], device=device), "self_loops": loops}
+    check_additive(kind, graph, device, narrow(walked), 3, 8, walked == "rows", **options)
+    check_additive(kind, graph, device, torch.bfloat16, 1, 24, **options)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_without_dropout_the_seed_says_nothing(kind: str, walked: str, device: torch.device) -> None:
+    windows, _, given = draw(kind, "self_loops", device, narrow(walked), 2, 8)
+    op = functools.partial(OPS[kind][0], windows=windows, **given)
+    assert torch.equal(op(), op(dropout=0.0, seed=torch.tensor([3], device=device)))
+    torch.manual_seed(0)
+    assert not torch.equal(op(dropout=0.5), op(dropout=0.5))
+
+
+@pytest.mark.parametrize("level", [-1e4, 0.0, 1e4])
+def test_the_maximum_is_a_true_one(level: float, walked: str, device: torch.device) -> None:
+    windows, edge_index, given = draw("gat", "self_loops", device, narrow(walked), 2, 8)
+    with torch.no_grad():
+        given["a_dst"].fill_(level)
+    options = {"negative_slope": 1.0}
+    op = functools.partial(ops.gat_attention, windows=windows, **options)
+    check(op, functools.partial(reference.gat_attention, edge_index, **options), given)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_rows_without_edges_are_zero_with_finite_gradients(
+    kind: str, walked: str, device: torch.device
+) -> None:
+    windows, edge_index, given = draw(kind, "isolated", device, narrow(walked), 2, 8)
+    out = OPS[kind][0](**given, windows=windows)
+    empty = torch.bincount(edge_index[1], minlength=45) == 0
+    assert empty.any() and not out[empty].any()
+    grads = torch.autograd.grad(out.square().sum(), list(given.values()))
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_a_node_alone_attends_to_itself(kind: str, walked: str, device: torch.device) -> None:
+    windows, edge_index, given = draw(kind, "isolated", device, narrow(walked), 2, 8)
+    out = OPS[kind][0](**given, windows=windows, self_loops=True)
+    alone = torch.bincount(edge_index[1][edge_index[0] != edge_index[1]], minlength=45) == 0
+    x = given["x" if kind == "gat" else "x_src"]
+    assert alone.any() and torch.equal(out[alone], x[alone])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", OPS)
+def test_nan_and_inf_reach_their_neighbours_alone(
+    kind: str, value: float, loops: bool, walked: str, device: torch.device
+) -> None:
+    windows, edge_index, given = draw(kind, "self_loops", device, narrow(walked), 3, 8)
+    op, definition = OPS[kind]
+    options = {"self_loops": loops, "dropout": 0.4 * loops, "seed": torch.tensor([5], device=device)}
+    for name in given:
+        if name == "att":
+            continue
+        with torch.no_grad():
+            spoiled = {other: tensor.clone() for other, tensor in given.items()}
+            spoiled[name][11, 1] = value
+            out = op(**spoiled, windows=windows, **options)
+            wanted = definition(edge_index, **spoiled, **options)
+        reached = int((~wanted.isfinite()).sum())
+        assert 0 < reached < wanted.numel() // 2
+        torch.testing.assert_close(out, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_strided_rows_and_gradients(kind: str, device: torch.device) -> None:
+    edge_index, sizes = GRAPHS["ragged"](device)
+    windows = RowWindows.from_edge_index(edge_index, sizes)
+    whole = torch.randn(33, 3 * 16, device=device, requires_grad=True)
+
+    def attend(function: Any, *graph: Any, **options: Any) -> Tensor:
+        x, y, _ = (part.unflatten(1, (2, 8)) for part in whole.split(16, 1))
+        operands = (x[:, :, 0], y[:, :, 1], x) if kind == "gat" else (x, y, y[0])
+        out = function(*graph, *operands, **options)
+        return torch.autograd.grad(out.sum() + out[3, 1, 2], whole)[0]
+
+    op, definition = OPS[kind]
+    torch.testing.assert_close(
+        attend(op, windows=windows), attend(definition, edge_index), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="float64 runs in the interpreter alone")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", OPS)
+def test_gradcheck(kind: str, dropout: float) -> None:
+    options = {"dropout": dropout, "seed": torch.tensor([2]), "self_loops": True}
+    for graph in ("self_loops", "bipartite_tall"):
+        windows, _, given = draw(kind, graph, torch.device("cpu"), torch.float64, 2, 3, True, True)
+        names, op = list(given), OPS[kind][0]
+
+        def run(*values: Tensor, op: Any = op, windows: Any = windows, names: Any = names) -> Tensor:
+            return op(**dict(zip(names, values, strict=True)), windows=windows, **options)
+
+        assert torch.autograd.gradcheck(run, tuple(given.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_gradients_of_some_operands(kind: str, walked: str, device: torch.device) -> None:
+    windows, edge_index, given = draw(kind, "ragged", device, narrow(walked), 2, 8)
+    for wanted in given:
+        some = {name: tensor.detach().requires_grad_(name == wanted) for name, tensor in given.items()}
+        op, definition = OPS[kind]
+        check(functools.partial(op, windows=windows), functools.partial(definition, edge_index), some)
+
+
+def test_mistakes_are_named(device: torch.device) -> None:
+    windows, _, given = draw("gat", "bipartite", device, torch.float32, 2, 4)
+    attend = functools.partial(ops.gat_attention, windows=windows)
+    a_src, a_dst, x = (tensor.detach() for tensor in given.values())
+    with pytest.raises(ValueError, match=r"`a_src` must have shape \[50, 2\] \(got \[21, 2\]\)"):
+        attend(a_dst, a_dst, x)
+    with pytest.raises(ValueError, match=r"`a_dst` must have the dtype of `x`"):
+        attend(a_src, a_dst.half(), x)
+    with pytest.raises(ValueError, match=r"`edge_score` must have shape \[130, 2\] \(got \[50, 2\]\)"):
+        attend(a_src, a_dst, x, edge_score=a_src)
+    edge = torch.zeros(130, 2, device=device)
+    with pytest.raises(ValueError, match=r"`loop_score` must be given with both"):
+        attend(a_src, a_dst, x, edge_score=edge, self_loops=True)
+    with pytest.raises(ValueError, match=r"`loop_score` must be given only with both"):
+        attend(a_src, a_dst, x, loop_score=edge[:21])
+    with pytest.raises(ValueError, match=r"`dropout` must be in \[0, 1\) \(got 1.0\)"):
+        attend(a_src, a_dst, x, dropout=1.0)
+    with pytest.raises(ValueError, match=r"`x` must have a head_dim of at most 256 \(got 257\)"):
+        attend(a_src, a_dst, torch.zeros(50, 2, 257, device=device))
+    windows, _, given = draw("gatv2", "bipartite", device, torch.float32, 2, 4)
+    x_src, x_dst, att = (tensor.detach() for tensor in given.values())
+    with pytest.raises(ValueError, match=r"`x_dst` must have shape \[21, 2, 4\] \(got \[50, 2, 4\]\)"):
+        ops.gatv2_attention(x_src, x_src, att, windows)
+    with pytest.raises(ValueError, match=r"`att` must have shape \[2, 4\] \(got \[2, 3\]\)"):
+        ops.gatv2_attention(x_src, x_dst, att[:, :3], windows)
