@@ -230,7 +230,8 @@ def gatv2_bwd(
         of_edges: tuple[Tensor | None, ...] = (None, None)
         if not transposed:
             of_edges = (d_edge if d_edge.numel() else None, d_loop_edge if d_loop_edge.numel() else None)
-        operands = (x_src, x_dst, att, grad, edge, loop_edge, stats, seed)
+        exact = x_src.dtype == torch.float32 and not transposed
+        operands = (x_src, x_dst, att, grad, saved.out if exact else None, edge, loop_edge, stats, seed)
         plan.main((first, second, *of_edges, partial), operands, aligned(*operands), index)
         if plan.merge is not None:
             plan.merge((first, second, None, partial), (), True, index)

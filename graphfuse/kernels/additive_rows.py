@@ -185,7 +185,7 @@ def gat_loop_gradients(
         node = tl.zeros_like(heads) + row
         own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
         factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    dp = tl.sum(x * grad, 1)
+    dp = tl.sum(x * grad, 1) * factor
     ds, dropped = slopes(leaky(u, SLOPE), mask_head, dp, shift, norm, delta, factor, PRECISE)
     du = ds * leaky_slope(u, SLOPE)
     if d_loop_edge_ptr is not None:
@@ -252,7 +252,7 @@ def gat_bwd_row_kernel(
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], False)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
-        dp = tl.sum(x[None, :, :] * grad, 2)
+        dp = tl.sum(x[None, :, :] * grad, 2) * factor
         ds, dropped = slopes(leaky(u, SLOPE), mask_edge, dp, shift, norm, delta, factor, PRECISE)
         du = ds * leaky_slope(u, SLOPE)
         d_own += du

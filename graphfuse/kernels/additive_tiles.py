@@ -51,8 +51,9 @@ def load_stats(stats_ptr, place, mask):
 
 @triton.jit
 def slopes(s, live, dp, shift, norm, delta, factor, PRECISE: tl.constexpr):
-    # The derivative in the score s, and the weight as dropout left it. Where the softmax sums to 1 an edge is
-    # all of its row: it must weigh 1 even if its score was added up in another order than the maximum was.
+    # The derivative in the score s, and the weight as dropout left it; dp has been multiplied with `factor`.
+    # Where the softmax sums to 1 an edge is all of its row: it must weigh 1 even if its score was added up in
+    # another order than the maximum was.
     p = exp(tl.where(live, s, float("-inf")) - shift, PRECISE)
     p = tl.where((norm == 1) & (p > 0.5), 1.0, p * norm) if PRECISE else p
-    return tl.where(live, slope(p, dp * factor, delta, PRECISE), 0.0), p * factor
+    return tl.where(live, slope(p, dp, delta, PRECISE), 0.0), p * factor

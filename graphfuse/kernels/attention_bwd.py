@@ -247,8 +247,10 @@ def attention_bwd(
         operands: tuple[Tensor | None, ...] = (*own, *other, saved.key_scale, stats, saved.seed)
         if w.row_mask is None:
             wanted = d_attr if third is not None and d_attr.numel() > 0 else None
+            exact = first.dtype == torch.float32 and edges is None and not transposed
             outputs = (first, second, third, wanted, partial)
-            operands = (*own, *other, saved.key_scale, *numbers, stats, saved.seed)
+            operands = (*own, saved.out if exact else None, *other, saved.key_scale, *numbers, stats)
+            operands += (saved.seed,)
         plan.main(outputs, operands, addresses & 15 == 0, index)
         if plan.merge is not None:
             plan.merge((first, second, third, partial), (), True, index)

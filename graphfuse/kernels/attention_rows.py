@@ -164,8 +164,8 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
 
 @triton.jit
 def loop_gradients(
-    own, own_value, other_at, other_value_at, own_scale, mask, with_loop, stats_ptr, place, mask_stats,
-    seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
+    own, own_value, own_out, other_at, other_value_at, own_scale, mask, with_loop, stats_ptr, place,
+    mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
@@ -177,20 +177,24 @@ def loop_gradients(
     if own_scale is not None:
         s *= own_scale
     p = softmax_weight(tl.where(with_loop, s * SCALE, float("-inf")), top, norm, PRECISE)
-    dp, dropped = tl.sum(own_value * other_value, 1)[:, None], p
+    factor = tl.full(p.shape, 1.0, dtype=ACC)
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
         own_key, other_key = key_of(seed_ptr, node, heads, False), key_of(seed_ptr, node, 0, True)
         factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-        dp, dropped = dp * factor, p * factor
-    return slope(p, dp, delta, PRECISE) * other, dropped * other_value
+    if own_out is not None:
+        dp, delta = tl.sum(own_value * (other_value * factor - own_out), 1)[:, None], 0.0
+    else:
+        dp = tl.sum(own_value * other_value, 1)[:, None] * factor
+    return slope(p, dp, delta, PRECISE) * other, p * factor * other_value
 
 
 # All heads of one row. The rows are receivers: (own, own_value) is (q, grad), and (other, other_value) is
 # (k, v); dq comes out and, of edges that carry numbers, the gradients of edge_query and edge_attr.
 # TRANSPOSED: they are sources, the pairs are swapped, and dk and dv come out.
 #   grid      ((num_tasks + num_rows) * groups,), as the forward kernel; one group with edge_attr
-#   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum
+#   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum; in
+#             float32, if the rows are receivers, out: g v - delta is then g (v - out), which loses no bits
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], else d_edge_query
 #             [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their slot
 #   order     edges left to right within a row or slice, no atomics: bitwise reproducible
@@ -198,8 +202,8 @@ def loop_gradients(
 def attention_bwd_row_kernel(
     first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr, edge_value_ptr,
-    edge_attr_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
+    own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr,
+    edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
     OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
@@ -233,6 +237,9 @@ def attention_bwd_row_kernel(
     first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    own_out = None
+    if own_out_ptr is not None:
+        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
     own_scale = None
     if key_scale_ptr is not None:
         own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)[:, None]
@@ -241,7 +248,7 @@ def attention_bwd_row_kernel(
     if LOOPS:
         with_loop = begin == tl.load(ptr_ptr + row)
         first, second = loop_gradients(
-            own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_head,
+            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
             other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
             stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
             SCALE, DROPOUT, PRECISE, ACC,
@@ -297,7 +304,13 @@ def attention_bwd_row_kernel(
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
-        ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
+            if own_out_ptr is not None:
+                other_value *= factor[:, :, None]
+        if own_out_ptr is not None:
+            gap = tl.sum(own_value[None, :, :] * (other_value - tl.expand_dims(own_out, 0)), 2)
+            ds = tl.where(live[:, None], slope(p, gap, 0.0, PRECISE), 0.0)
+        else:
+            ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
         if key_scale_ptr is not None and not TRANSPOSED:
             ds *= scale
         first += tl.sum(ds[:, :, None] * other, 0)

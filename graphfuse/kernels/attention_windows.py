@@ -70,8 +70,8 @@ def one_row(
         v = tl.load(v_ptr + offs_row * V_STRIDE + offs_dim[None, :], mask=mask, other=0.0).to(ACC)
         s = tl.sum(q[None, :] * k, 1)
         if key_scale_ptr is not None:
-            at = key_scale_ptr + column.to(tl.int64) * HEADS + head
-            s *= tl.load(at, mask=live & (head < HEADS), other=0.0)
+            offs_scale = column.to(tl.int64) * HEADS + head
+            s *= tl.load(key_scale_ptr + offs_scale, mask=live & (head < HEADS), other=0.0)
         s = tl.where(live, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 0))
         shift = shift_of(higher) * RATE

@@ -10,8 +10,8 @@ from graphfuse.kernels.tiles import row_task
 
 @triton.jit
 def loop_gradients(
-    own, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, offs,
-    mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, SLOPE: tl.constexpr,
+    own, own_out, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads,
+    offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
@@ -26,7 +26,10 @@ def loop_gradients(
         node = tl.zeros_like(heads) + row
         own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
         factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    dp = tl.sum(grad * (own if TRANSPOSED else other), 1)
+    if own_out is not None:
+        dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
+    else:
+        dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
     s = tl.sum(att * leaky(u, SLOPE), 1)
     ds, dropped = slopes(s, mask_head, dp, shift, norm, delta, factor, PRECISE)
     scored = ds[:, None] * leaky_slope(u, SLOPE)
@@ -39,15 +42,16 @@ def loop_gradients(
 # TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
 #   grid      as the forward kernel
 #   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
-#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm
+#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
+#             receivers, out: g x - delta is then g (x - out), which loses no bits
 #   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
 #             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
 #   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
 def gatv2_bwd_row_kernel(
     first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, edge_ptr, loop_edge_ptr, stats_ptr, seed_ptr,
-    num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
+    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
+    seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
     GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -75,6 +79,9 @@ def gatv2_bwd_row_kernel(
         ]
         place = (offs_row * HEADS + heads)[None, :]
         shift, norm, delta, _ = load_stats(stats_ptr, place, mask_head[None, :])
+    own_out = None
+    if own_out_ptr is not None:
+        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
     # the gradient of the own row, through scores (att apart) and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     summed = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -115,8 +122,12 @@ def gatv2_bwd_row_kernel(
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
-        dp = tl.sum(grad * x, 2)
-        ds, dropped = slopes(s, mask_edge, dp, shift, norm, delta, factor, PRECISE)
+        base = delta
+        if own_out_ptr is not None:
+            dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
+        else:
+            dp = tl.sum(grad * x, 2) * factor
+        ds, dropped = slopes(s, mask_edge, dp, shift, norm, base, factor, PRECISE)
         du = ds[:, :, None] * leaky_slope(u, SLOPE)
         scored += du
         if TRANSPOSED:
@@ -135,9 +146,9 @@ def gatv2_bwd_row_kernel(
         else:
             other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
         loop_scored, loop_summed, loop_att = loop_gradients(
-            own, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads,
-            offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS, TRANSPOSED,
-            SLOPE, DROPOUT, PRECISE, ACC,
+            own, own_out, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
+            heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
+            TRANSPOSED, SLOPE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
         scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
     first = att * scored

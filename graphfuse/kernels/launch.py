@@ -315,7 +315,8 @@ def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
 
 def gatv2_row(heads: int, dim: int, size: int) -> Config:
     """Row kernels of GATv2's attention."""
-    return attention_row(heads, dim, size)
+    config = attention_row(heads, dim, size)
+    return config if size == 2 else config._replace(step=max(1, config.step // 2))  # of registers
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

@@ -19,8 +19,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import is_plain, stacked
-from graphfuse.nn.gat_conv import (
+from graphfuse.nn._additive import (
     as_columns,
     dtype_reasons,
     edge_attr_reasons,
@@ -30,6 +29,7 @@ from graphfuse.nn.gat_conv import (
     sparse_with_loops,
     with_attention,
 )
+from graphfuse.nn._attention import is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 

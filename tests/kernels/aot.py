@@ -272,6 +272,8 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
             given = given | ({"key_scale_ptr": "*fp32"} if loops else {})
+            exact = dtype == "fp32" and edge_dim == 0 and not transposed
+            given = given | ({"own_out_ptr": pointer} if exact else {})
             constants |= {} if loops or kernel.__name__.endswith("row_kernel") else {"ptr_ptr": None}
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
@@ -282,6 +284,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     names = ("out_ptr", "tilt_ptr", "own_ptr", "other_ptr", "x_ptr", "a_src_ptr", "a_dst_ptr", "grad_ptr")
     names += ("dx_ptr", "d_a_src_ptr", "x_src_ptr", "x_dst_ptr", "att_ptr", "first_ptr", "d_att_ptr")
     operands = dict.fromkeys(names, pointer) | floats
+    operands |= {"own_out_ptr": pointer} if dtype == "fp32" else {}
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
@@ -291,7 +294,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (additive_rows.additive_row_kernel, rows, True, {"tilt_ptr": None}),
         (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
         (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": False}),
-        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": True}),
+        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": True, "own_out_ptr": None}),
     ]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         windows = [

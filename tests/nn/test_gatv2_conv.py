@@ -81,7 +81,8 @@ def test_pygs_path_is_pygs_to_the_bit(
     edge_index = _gat.few_edges(torch.device("cpu"))
     own = 4 if options.get("share_weights") else 5
     layers = make((4, own) if two else 4, 6, **options)
-    x: Any = (torch.randn(7, 4), torch.randn(7, own)) if two else torch.randn(7, 4)
+    num_src = 7 if "flow" in options else 9  # backwards, PyG takes one number for both
+    x: Any = (torch.randn(num_src, 4), torch.randn(7, own)) if two else torch.randn(7, 4)
     edge_attr = torch.randn(edge_index.size(1), 3) if "edge_dim" in options else None
     _gat.to_the_bit(layers, (x, edge_index, edge_attr), weights)
 
@@ -123,10 +124,11 @@ def test_reasons(device: torch.device) -> None:
     falls_back(plain, (x.relu().to_sparse(), edge_index), NOT_DENSE)
 
 
-def test_errors_are_pygs() -> None:
-    edge_index, _ = GRAPHS["self_loops"]()
-    x, edge_attr = torch.randn(37, 4), torch.randn(edge_index.size(1), 3)
-    plain, featured = make(4, 5), make(4, 5, edge_dim=3)
+def test_errors_are_pygs(device: torch.device) -> None:
+    edge_index, _ = GRAPHS["self_loops"](device)
+    x = torch.randn(37, 4, device=device)
+    edge_attr = torch.randn(edge_index.size(1), 3, device=device)
+    plain, featured = make(4, 5, device=device), make(4, 5, device=device, edge_dim=3)
     for wrong in (edge_attr[1:], edge_attr[:, :2], edge_attr.double(), edge_attr[:, 0]):
         _gat.fails_alike(featured, (x, edge_index, wrong), MISFIT)
     _gat.fails_alike(plain, (x, edge_index, edge_attr), NO_EDGE_DIM)
@@ -135,8 +137,12 @@ def test_errors_are_pygs() -> None:
     _gat.fails_alike(plain, ((x,), edge_index))
     _gat.fails_alike(plain, (x.half(), edge_index))
     reason = "fill_value is 'most'; fused self-loops take a sum, a mean or a constant"
-    _gat.fails_alike(make(4, 5, edge_dim=3, fill_value="most"), (x, edge_index, edge_attr), reason)
-    _gat.fails_alike(make(4, 5, edge_dim=3, fill_value=torch.ones(2)), (x, edge_index, edge_attr))
+    _gat.fails_alike(
+        make(4, 5, device=device, edge_dim=3, fill_value="most"), (x, edge_index, edge_attr), reason
+    )
+    _gat.fails_alike(
+        make(4, 5, device=device, edge_dim=3, fill_value=torch.ones(2)), (x, edge_index, edge_attr)
+    )
 
 
 @pytest.mark.parametrize("share_weights", [False, True])
@@ -155,12 +161,14 @@ def test_pairs(share_weights: bool, device: torch.device) -> None:
     falls_back(layers, (x, edge_index))
 
 
-def test_one_number_per_edge(device: torch.device) -> None:
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_one_number_per_edge(flow: str, device: torch.device) -> None:
+    """Of either flow, loops get the mean or sum over the edges whose second end they are."""
     edge_index = _gat.few_edges(device)
     x = torch.randn(7, 4, device=device)
     fills: list[Any] = ["mean", "sum", 2, True, None, torch.tensor(0.5), torch.tensor([0.5]), torch.randn(7)]
     for fill_value in fills:
-        layers = make(4, 5, device=device, heads=2, edge_dim=1, fill_value=fill_value)
+        layers = make(4, 5, device=device, heads=2, edge_dim=1, fill_value=fill_value, flow=flow)
         results = []
         for layer in layers:
             edge_attr = torch.linspace(-2, 2, edge_index.size(1), device=device).requires_grad_()
@@ -212,21 +220,21 @@ def test_who_watches_sees_pygs_path(device: torch.device, monkeypatch: pytest.Mo
 
 CHANGES = ["hooked", "replaced", "parametrised", "patched", "one bias less"]
 PROJECTIONS = [
-    (4, "", {}, 1),
-    (4, "", {"bias": False}, 1),
-    (4, "", {"share_weights": True}, 1),
-    (4, "", {"residual": True}, 2),
-    ((4, 4), "", {}, 1),
-    *((4, change, {}, 2) for change in CHANGES),
+    (4, "", {}, [24]),
+    (4, "", {"bias": False}, [24]),
+    (4, "", {"share_weights": True}, [12]),
+    (4, "", {"residual": True}, [12, 24]),
+    ((4, 4), "", {}, [24]),
+    *((4, change, {}, [12, 12]) for change in CHANGES),
 ]
 
 
-@pytest.mark.parametrize(("channels", "change", "options", "products"), PROJECTIONS, ids=str)
+@pytest.mark.parametrize(("channels", "change", "options", "widths"), PROJECTIONS, ids=str)
 def test_projections(
     channels: Any,
     change: str,
     options: dict[str, Any],
-    products: int,
+    widths: list[int],
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,19 +253,25 @@ def test_projections(
             lin.forward = lambda x, forward=lin.forward: forward(x).tanh()
         elif change:
             lin.bias = None
-    x, seen = torch.randn(7, 4, device=device), []
+    x = torch.randn(7, 4, device=device)
+    seen: list[int] = []
     wanted = layers[1](x, edge_index)
     linear = torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: seen.append(1) or linear(*given))
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, *bias: Any) -> torch.Tensor:
+        seen.append(weight.size(0))
+        return linear(x, weight, *bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
     torch.testing.assert_close(layers[0](x, edge_index), wanted)
-    assert path_taken(layers[0]) == [] and len(seen) == products
+    assert path_taken(layers[0]) == [] and seen == widths
 
 
 def test_dropout_is_for_training(device: torch.device) -> None:
     _gat.dropout_is_for_training(GATv2Conv, device)
 
 
-@pytest.mark.parametrize("options", [{}, {"concat": False, "edge_dim": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"bias": False}, {"concat": False, "edge_dim": 3}], ids=str)
 def test_autocast_gives_pygs_dtype(options: dict[str, Any], device: torch.device) -> None:
     _gat.autocast_gives_pygs_dtype(GATv2Conv, options, device)
 
