@@ -116,9 +116,11 @@ def window_step(
     # LOOPS each node has one loop, which is no entry; those that are entries count as none.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
-    valid = ((bits.to(tl.int32)[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
+    bits = bits.to(tl.int32)
     if LOOPS:
-        valid = valid & (column[None, :] != window * 16 + tl.arange(0, 16)[:, None])
+        loop = column - window * 16
+        bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
+    valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
         copy = tl.load(copy_ptr + offs)
@@ -129,13 +131,17 @@ def window_step(
 
 
 @triton.jit
-def load_scales(
-    scale_ptr, column_ptr, start, end, heads, HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr
-):
-    # Factors of the keys of one step; loaded a step ahead, as the row masks are.
+def load_columns(column_ptr, start, end, COLUMNS: tl.constexpr):
+    # The columns of a step, some columns beyond the end; for what is loaded ahead of its step.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
-    column = of_columns(tl.load(column_ptr + offs, mask=offs >= 0, other=0), GROUP)
-    return tl.load(scale_ptr + column.to(tl.int64) * HEADS + heads, mask=heads < HEADS, other=0.0)
+    return tl.load(column_ptr + offs, mask=offs >= 0, other=0)
+
+
+@triton.jit
+def of_nodes(x_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # numbers of the nodes `column` and of heads
+    at = x_ptr + of_columns(column, GROUP).to(tl.int64) * HEADS + heads
+    return tl.load(at, mask=heads < HEADS, other=0.0)
 
 
 @triton.jit
@@ -175,8 +181,8 @@ def of_copy(key, copy):
 
 @triton.jit
 def in_place(key):
-    # The keys of columns as they are. The gather keeps Triton from computing each key anew in all the threads
-    # of a tensor-core tile that hold its column.
+    # Numbers of columns as they are. The gather keeps Triton from computing each anew in all the threads of a
+    # tensor-core tile that hold its column, and from moving the tile to where the numbers are.
     AXIS: tl.constexpr = len(key.shape) - 1
     index = tl.arange(0, key.shape[AXIS])[None, :]
     if AXIS == 2:

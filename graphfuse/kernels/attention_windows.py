@@ -15,10 +15,11 @@ from graphfuse.kernels.attention_tiles import (
     kept,
     key_of,
     load_bits,
+    load_columns,
     load_own,
-    load_scales,
     of_columns,
     of_copy,
+    of_nodes,
     of_receivers,
     rate_of,
     shift_of,
@@ -28,6 +29,24 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.tiles import dot, load_task
+
+
+@triton.jit
+def spread(x, GROUP: tl.constexpr, ACC: tl.constexpr):
+    # x[.., 1, COLUMNS] for each of 16 rows, as a product of ones with the three bfloat16 that x is the sum
+    # of: so it stands as tensor cores leave scores. Else Triton would move the scores to where x stands, and
+    # a maximum over columns would take ten times the shuffles.
+    high = x.to(tl.bfloat16).to(x.dtype)
+    middle = (x - high).to(tl.bfloat16).to(x.dtype)
+    low = x - high - middle
+    inner = tl.arange(0, 16)[:, None]
+    left = tl.full((16, 16), 1.0, dtype=tl.float32).to(tl.bfloat16)
+    if GROUP > 1:
+        inner, left = inner[None, :, :], tl.full((GROUP, 16, 16), 1.0, dtype=tl.float32).to(tl.bfloat16)
+    right = tl.where(inner == 0, high, tl.where(inner == 1, middle, tl.where(inner == 2, low, 0.0)))
+    right = right.to(tl.bfloat16)
+    SHAPE: tl.constexpr = (GROUP, 16, x.shape[2]) if GROUP > 1 else (16, x.shape[1])
+    return dot(left, right, tl.zeros(SHAPE, dtype=ACC), ACC)
 
 
 @triton.jit
@@ -138,8 +157,9 @@ def attention_window_kernel(
         if DROPOUT > 0:
             acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    if key_scale_ptr is not None:
-        scale = load_scales(key_scale_ptr, column_ptr, begin, end, heads, HEADS, GROUP, COLUMNS)
+    if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
+        scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+        ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
@@ -153,8 +173,9 @@ def attention_window_kernel(
             v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         s = dot(q, columns_last(k, GROUP), outside, ACC)
         if key_scale_ptr is not None:
-            s *= scale
-            scale = load_scales(key_scale_ptr, column_ptr, start + COLUMNS, end, heads, HEADS, GROUP, COLUMNS)
+            s *= spread(scale, GROUP, ACC)
+            scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
+            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         higher = tl.maximum(top, tl.max(s, -1))
         shift = shift_of(higher) * RATE
         p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
@@ -280,7 +301,8 @@ def attention_bwd_window_kernel(
             second = flat(p_loop, GROUP) * own_other.to(ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None and not TRANSPOSED:
-        scale = load_scales(key_scale_ptr, column_ptr, begin, end, heads, HEADS, GROUP, COLUMNS)
+        scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+        ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
@@ -298,7 +320,7 @@ def attention_bwd_window_kernel(
             lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)
         s = dot(own, columns_last(other, GROUP), outside, ACC)
         if key_scale_ptr is not None:
-            key_scale = own_scale if TRANSPOSED else scale
+            key_scale = own_scale if TRANSPOSED else in_place(scale)
             s *= key_scale
         p = tl.exp2(s * RATE - lse)
         dropped = p
@@ -315,7 +337,8 @@ def attention_bwd_window_kernel(
             ds = slope(p, dp, -minus_delta, False)
         if key_scale_ptr is not None and not TRANSPOSED:
             ds *= key_scale
-            scale = load_scales(key_scale_ptr, column_ptr, start + COLUMNS, end, heads, HEADS, GROUP, COLUMNS)
+            scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
+            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         first = dot(flat(ds.to(other.dtype), GROUP), other, first, ACC)
         if TRANSPOSED:
             second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)

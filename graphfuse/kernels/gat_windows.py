@@ -27,9 +27,11 @@ from graphfuse.kernels.attention_tiles import (
     kept,
     key_of,
     load_bits,
+    load_columns,
     load_own,
     of_columns,
     of_copy,
+    of_nodes,
     shift_of,
     slope,
     window_step,
@@ -40,16 +42,6 @@ from graphfuse.kernels.tiles import dot, load_task
 @triton.jit
 def load_numbers(x_ptr, node, heads, mask, HEADS: tl.constexpr):
     return tl.load(x_ptr + node.to(tl.int64) * HEADS + heads, mask=mask, other=0.0)
-
-
-@triton.jit
-def load_sources(
-    a_src_ptr, column_ptr, start, end, heads, HEADS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr
-):
-    # The sources' numbers of one step; loaded a step ahead, as the row masks are.
-    offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
-    column = of_columns(tl.load(column_ptr + offs, mask=offs >= 0, other=0), GROUP)
-    return load_numbers(a_src_ptr, column, heads, heads < HEADS, HEADS)
 
 
 @triton.jit
@@ -158,10 +150,12 @@ def gat_window_kernel(
             acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
         tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    other = load_sources(a_src_ptr, column_ptr, begin, end, heads, HEADS, GROUP, COLUMNS)
+    other = of_nodes(a_src_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+    ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        next_other = load_sources(a_src_ptr, column_ptr, start + COLUMNS, end, heads, HEADS, GROUP, COLUMNS)
+        next_other = of_nodes(a_src_ptr, ahead, heads, HEADS, GROUP)
+        ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
             column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )

@@ -226,17 +226,19 @@ def attention_window(heads: int, dim: int, dropout: bool) -> Config:
 
 @functools.cache
 def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` as in forward.
+    """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
     168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
-    the compiler takes up to 194 and 208. Dropout and self-loops need more: a bound would make them spill.
+    the compiler takes up to 194 and 208. Dropout and, of wide heads, self-loops need more: a bound would make
+    them spill.
     """
-    width, bounded = _power_of_two(dim, 16), not (dropout or self_loops)
+    width = _power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
-        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=168 if bounded else None)
+        registers = None if dropout else 168
+        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 32 if self_loops else 64, 2, 2, registers=200 if bounded else None)
+        return Config(width, 64, 2, 2, registers=None if dropout or self_loops else 200)
     return Config(width, 32 if width <= 128 else 16, 2, 4)
 
 
@@ -292,13 +294,16 @@ def gat_prefers_rows(
 
 @functools.cache
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
-    """Window kernels of GAT's attention; ``rows`` is the group of heads."""
-    width, registers = _power_of_two(dim, 16), None if dropout else 200
+    """Window kernels of GAT's attention; ``rows`` is the group of heads.
+
+    The bound on registers is that of attention; forward of narrow heads does better with more.
+    """
+    width = _power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
-        if backward and group == 1 and not dropout:
-            return Config(width, 64, 3, 1, rows=group)
-        return Config(width, 32, 3, 1, rows=group, registers=registers)
+        bounded = not dropout and group == 1 and (backward or width == 64)
+        step = 16 if dropout and group > 1 else 32
+        return Config(width, step, 3, 1, rows=group, registers=168 if bounded else None)
     return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4)
 
 

@@ -1,5 +1,6 @@
 """PyG's layers, fused."""
 
+from graphfuse.nn import models as models
 from graphfuse.nn.agnn_conv import AGNNConv as AGNNConv
 from graphfuse.nn.gat_conv import GATConv as GATConv
 from graphfuse.nn.gatv2_conv import GATv2Conv as GATv2Conv

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graphfuse import RowWindows, ops
 from graphfuse.formats.walk import copies
-from graphfuse.nn import GCNConv, TransformerConv
+from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
 from graphfuse.train.loop import captured
@@ -30,6 +30,26 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "TransformerConv mean": lambda: TransformerConv(4, 3, heads=3, concat=False, beta=True),
     "TransformerConv bare": lambda: TransformerConv(4, 3, heads=2, bias=False, root_weight=False),
     "TransformerConv dropout": lambda: TransformerConv(4, 3, heads=2, dropout=0.5),
+    "GATConv": lambda: GATConv(4, 3, heads=2),
+    "GATConv dropout": lambda: GATConv(4, 3, heads=2, dropout=0.3),
+    "GATv2Conv": lambda: GATv2Conv(4, 3, heads=2),
+    "GATv2Conv dropout": lambda: GATv2Conv(4, 3, heads=2, dropout=0.3),
+    "AGNNConv": AGNNConv,
+}
+MODELS: dict[str, Callable[[float], tuple[torch.nn.Module, torch.nn.Module]]] = {
+    "TransformerConv": lambda dropout: (
+        TransformerConv(8, 8, heads=4, beta=True, dropout=dropout),
+        TransformerConv(32, 5, heads=2, concat=False, dropout=dropout),
+    ),
+    "GATConv": lambda dropout: (
+        GATConv(8, 16, heads=2, dropout=dropout),
+        GATConv(32, 5, heads=2, concat=False, dropout=dropout),
+    ),
+    "GATv2Conv": lambda dropout: (
+        GATv2Conv(8, 16, heads=2, dropout=dropout),
+        GATv2Conv(32, 5, heads=2, concat=False, dropout=dropout),
+    ),
+    "AGNNConv": lambda dropout: (GCNConv(8, 5), AGNNConv()),
 }
 MESSAGE = "run the same step once before, with dropout and backward"
 
@@ -81,12 +101,12 @@ def test_no_synchronisation_after_the_first_call(layer: str) -> None:
 class Training:
     """A two-layer model with all that a step of its training needs; the same start for the same seed."""
 
-    def __init__(self, device: str, dtype: torch.dtype, dropout: float) -> None:
+    def __init__(
+        self, device: str, dtype: torch.dtype, dropout: float, model: str = "TransformerConv"
+    ) -> None:
         torch.manual_seed(0)
         self.edge_index, (num_nodes, _) = GRAPHS["repeated"](device)
-        first = TransformerConv(8, 8, heads=4, beta=True, dropout=dropout)
-        second = TransformerConv(32, 5, heads=2, concat=False, dropout=dropout)
-        self.layers = torch.nn.ModuleList([first, second]).to(device, dtype)
+        self.layers = torch.nn.ModuleList(MODELS[model](dropout)).to(device, dtype)
         self.x = torch.randn(num_nodes, 8).to(device, dtype)
         self.target = torch.randint(5, (num_nodes,)).to(device)
         self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=0.01, capturable=device == "cuda")
@@ -114,8 +134,10 @@ def record(step: Callable[[], tuple[Tensor, Tensor]], steps: int, seed: int) -> 
     return [tuple(value.clone() for value in step()) for _ in range(steps)]
 
 
-def check_training(device: str, dtype: torch.dtype, dropout: float, capture: Callable[..., Any]) -> None:
-    eager, graphed = (Training(device, dtype, dropout) for _ in range(2))
+def check_training(
+    device: str, dtype: torch.dtype, dropout: float, capture: Callable[..., Any], model: str
+) -> None:
+    eager, graphed = (Training(device, dtype, dropout, model) for _ in range(2))
     warmup = 3
     torch.cuda.manual_seed(1)
     replay = capture(graphed.step, warmup)
@@ -131,10 +153,21 @@ def check_training(device: str, dtype: torch.dtype, dropout: float, capture: Cal
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_training_replays_to_eagers_numbers(dropout: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("model", "dropout"),
+    [
+        ("TransformerConv", 0.0),
+        ("TransformerConv", 0.5),
+        ("GATConv", 0.0),
+        ("GATConv", 0.3),
+        ("GATv2Conv", 0.0),
+        ("GATv2Conv", 0.3),
+        ("AGNNConv", 0.0),
+    ],
+)
+def test_training_replays_to_eagers_numbers(model: str, dropout: float, dtype: torch.dtype) -> None:
     """Forward, loss, backward and Adam in one graph; dropout draws what eager draws."""
-    check_training("cuda", dtype, dropout, captured)
+    check_training("cuda", dtype, dropout, captured, model)
 
 
 def check_masks(device: str, capture: Callable[..., Any]) -> None:

@@ -17,6 +17,12 @@ OPS = {
     "gat": (ops.gat_attention, reference.gat_attention),
     "gatv2": (ops.gatv2_attention, reference.gatv2_attention),
 }
+# The interpreter is slow: it sees each graph in one dtype.
+CASES = [
+    (graph, dtype)
+    for turn, graph in enumerate(GRAPHS)
+    for dtype in (DTYPES if torch.cuda.is_available() else [DTYPES[turn % 3]])
+]
 
 
 @pytest.fixture(params=["windows", "rows"])
@@ -81,8 +87,7 @@ def check_additive(
     )
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), CASES, ids=str)
 def test_gat(graph: str, dtype: torch.dtype, walked: str, device: torch.device) -> None:
     turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
     if walked == "windows" and dtype is torch.float32:
@@ -94,8 +99,7 @@ def test_gat(graph: str, dtype: torch.dtype, walked: str, device: torch.device) 
     check_additive("gat", graph, device, dtype, heads, dim, edges, self_loops=loops, negative_slope=slope)
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), CASES, ids=str)
 def test_gatv2(graph: str, dtype: torch.dtype, device: torch.device) -> None:
     turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
     heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][turn % 4]
@@ -103,7 +107,7 @@ def test_gatv2(graph: str, dtype: torch.dtype, device: torch.device) -> None:
     check_additive("gatv2", graph, device, dtype, heads, dim, turn % 2 == 0, **options)
 
 
-@pytest.mark.parametrize("heads_dim", [(1, 33), (1, 100), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
+@pytest.mark.parametrize("heads_dim", [(1, 33), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
 @pytest.mark.parametrize("kind", OPS)
 def test_widths(kind: str, heads_dim: tuple[int, int], walked: str, device: torch.device) -> None:
     check_additive(kind, "bipartite", device, narrow(walked), *heads_dim)
