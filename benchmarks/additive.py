@@ -150,7 +150,8 @@ def _graphfuse(i: Inputs) -> Prepared:
 def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
     # as AGNNConv computes it
     scale = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(1e-12).reciprocal()
-    query = (beta * scale[:, :, None] * x).to(x.dtype)
+    most = torch.finfo(x.dtype).max
+    query = x * (beta * scale).clamp(-most, most).to(x.dtype)[:, :, None]
     return ops.sparse_attention(query, x, x, windows, 1.0, key_scale=scale)
 
 

@@ -124,7 +124,9 @@ class AGNNConv(MessagePassing):
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         inverse_norm = norm.clamp_min(1e-12).reciprocal()
-        query = (self.beta * inverse_norm * x).to(x.dtype)
+        # rows of zeros have the largest factor there is: their query is 0 still
+        most = torch.finfo(x.dtype).max
+        query = x * (self.beta * inverse_norm).clamp(-most, most).to(x.dtype)
         value = x[:, None]
         out = ops.sparse_attention(
             query[:, None], value, value, windows, 1.0, self_loops=self.add_self_loops, key_scale=inverse_norm
