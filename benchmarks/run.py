@@ -91,8 +91,9 @@ def table(records: Sequence[Record]) -> str:
         speedup = theirs / time_ms if time_ms and theirs and record.provider != "pyg" else None
         peer = _best_peer(record) if record.provider != "pyg" else None
         captured = ", captured" if record.extra.get("captured") else ""
+        kind = record.extra.get("kind")
         texts = (
-            record.op,
+            record.op if kind is None else f"{record.op} {kind}",
             record.graph,
             _width(record),
             record.dtype,
@@ -114,7 +115,7 @@ def table(records: Sequence[Record]) -> str:
 
 def _case(record: Record) -> tuple[object, ...]:
     fields = (record.op, record.graph, _width(record), record.dtype, record.mode)
-    return (*fields, record.extra.get("captured"))
+    return (*fields, record.extra.get("captured"), record.extra.get("kind"))
 
 
 def _best_peer(record: Record) -> float | None:
