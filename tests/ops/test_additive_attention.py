@@ -274,3 +274,47 @@ def test_mistakes_are_named(device: torch.device) -> None:
         ops.gatv2_attention(x_src, x_src, att, windows)
     with pytest.raises(ValueError, match=r"`att` must have shape \[2, 4\] \(got \[2, 3\]\)"):
         ops.gatv2_attention(x_src, x_dst, att[:, :3], windows)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_opcheck(kind: str, device: torch.device) -> None:
+    windows, _, given = draw(kind, "ragged", device, torch.float32, 2, 4)
+    packed = (windows.packed_rows, None, False, *windows.shape)
+    own, other, x = given.values()
+    if kind == "gat":
+        own, other = other, own
+    else:
+        own, other, x = other, x, own
+    arguments = (*packed, 0.2, 0.0, True, kind == "gatv2", kind == "gat", own, other, x, None, None, None)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.graphfuse.additive_attention.default, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_compile_has_no_graph_break(kind: str, device: torch.device) -> None:
+    windows, _, given = draw(kind, "ragged", device, torch.float32, 2, 4)
+    op = OPS[kind][0]
+
+    def loss(*operands: Tensor) -> Tensor:
+        return op(operands[0] * 2, *operands[1:], windows, self_loops=True).square().sum()
+
+    operands = list(given.values())
+    wanted = torch.autograd.grad(loss(*operands), operands)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*operands), operands)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_fifty_runs_are_bitwise_equal(kind: str, walked: str, device: torch.device) -> None:
+    windows, _, given = draw(kind, "self_loops", device, torch.float16, 2, 16)
+    options = {"dropout": 0.3, "seed": torch.tensor([4], device=device), "self_loops": True}
+
+    def run() -> list[Tensor]:
+        out = OPS[kind][0](**given, windows=windows, **options)
+        return [out, *torch.autograd.grad(out.square().sum(), list(given.values()))]
+
+    first = run()
+    for _ in range(50 if device.type == "cuda" else 2):  # the interpreter runs one program at a time
+        assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
