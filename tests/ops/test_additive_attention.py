@@ -25,6 +25,12 @@ CASES = [
 ]
 
 
+# GATv2 has rows alone
+WALKS = pytest.mark.parametrize(
+    ("kind", "walked"), [("gat", "windows"), ("gat", "rows"), ("gatv2", "rows")], indirect=["walked"]
+)
+
+
 @pytest.fixture(params=["windows", "rows"])
 def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Forces the window or the row kernel of GAT; GATv2 has rows alone."""
@@ -108,7 +114,7 @@ def test_gatv2(graph: str, dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("heads_dim", [(1, 33), (8, 8), (5, 24), (1, 256), (3, 200)], ids=str)
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_widths(kind: str, heads_dim: tuple[int, int], walked: str, device: torch.device) -> None:
     check_additive(kind, "bipartite", device, narrow(walked), *heads_dim)
 
@@ -122,14 +128,14 @@ def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> No
 
 
 @pytest.mark.parametrize("graph", ["hub", "wide"])
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_slices(
     kind: str, graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setitem(GRAPHS, "wide", wide)
     windows, _, _ = draw(kind, graph, device, torch.float32, 1, 1)
-    assert windows.walks(walked == "rows" or kind == "gatv2", False).forward.num_slots > 0
+    assert windows.walks(walked == "rows", False).forward.num_slots > 0
     check_additive(kind, graph, device, torch.float16, 2, 12)
     options = {"dropout": 0.4, "seed": torch.tensor([7], device=device), "self_loops": True}
     check_additive(kind, graph, device, torch.float16, 2, 12, walked == "rows", **options)
@@ -137,14 +143,14 @@ def test_slices(
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_dropout(kind: str, graph: str, loops: bool, walked: str, device: torch.device) -> None:
     options = {"dropout": 0.3, "seed": torch.tensor([(3 << 40) + 5], device=device), "self_loops": loops}
     check_additive(kind, graph, device, narrow(walked), 3, 8, walked == "rows", **options)
     check_additive(kind, graph, device, torch.bfloat16, 1, 24, **options)
 
 
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_without_dropout_the_seed_says_nothing(kind: str, walked: str, device: torch.device) -> None:
     windows, _, given = draw(kind, "self_loops", device, narrow(walked), 2, 8)
     op = functools.partial(OPS[kind][0], windows=windows, **given)
@@ -163,7 +169,7 @@ def test_the_maximum_is_a_true_one(level: float, walked: str, device: torch.devi
     check(op, functools.partial(reference.gat_attention, edge_index, **options), given)
 
 
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_rows_without_edges_are_zero_with_finite_gradients(
     kind: str, walked: str, device: torch.device
 ) -> None:
@@ -175,7 +181,7 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
     assert all(grad.isfinite().all() for grad in grads)
 
 
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_a_node_alone_attends_to_itself(kind: str, walked: str, device: torch.device) -> None:
     windows, edge_index, given = draw(kind, "isolated", device, narrow(walked), 2, 8)
     out = OPS[kind][0](**given, windows=windows, self_loops=True)
@@ -187,7 +193,7 @@ def test_a_node_alone_attends_to_itself(kind: str, walked: str, device: torch.de
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_nan_and_inf_reach_their_neighbours_alone(
     kind: str, value: float, loops: bool, walked: str, device: torch.device
 ) -> None:
@@ -240,7 +246,7 @@ def test_gradcheck(kind: str, dropout: float) -> None:
         assert torch.autograd.gradcheck(run, tuple(given.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_gradients_of_some_operands(kind: str, walked: str, device: torch.device) -> None:
     windows, edge_index, given = draw(kind, "ragged", device, narrow(walked), 2, 8)
     for wanted in given:
@@ -306,7 +312,7 @@ def test_compile_has_no_graph_break(kind: str, device: torch.device) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", OPS)
+@WALKS
 def test_fifty_runs_are_bitwise_equal(kind: str, walked: str, device: torch.device) -> None:
     windows, _, given = draw(kind, "self_loops", device, torch.float16, 2, 16)
     options = {"dropout": 0.3, "seed": torch.tensor([4], device=device), "self_loops": True}
