@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("aot.py")
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_80/3", "sm_90", "sm_100/3", "gfx942/3"])
 def test_every_kernel_fits(target: str) -> None:
     # in a process of its own: this one may interpret kernels
     env = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -23,7 +23,7 @@ def test_every_kernel_fits(target: str) -> None:
     assert len(reports) > 40
     # The assembler may put a few bytes on the stack where that lets a multiprocessor keep more programs.
     # Launches are chosen for NVIDIA's registers: on AMD one kernel, with dropout, pays for it.
-    known = ("attention_bwd_window_kernel[fp16-1-128-0-0.5-",) if target == "gfx942" else ()
+    known = ("attention_bwd_window_kernel[fp16-1-128-0-0.5-",) if target.startswith("gfx942") else ()
     spilled = [r for r in reports if r["spilled"] > 64 and not r["kernel"].startswith(known)]
     too_large = [report for report in reports if report["shared"] > report["limit"]]
     assert not spilled, f"{len(spilled)} spill, first: {spilled[0]}"
