@@ -1,8 +1,7 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
 Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-`sm_80/3`
-compiles every third kernel for sm_80.
+``sm_80/3`` compiles every third kernel for sm_80.
 """
 
 from __future__ import annotations
