@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -10,6 +11,10 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels then run on the CPU
+    if importlib.util.find_spec("triton") is not None:
+        from tests.interpreter import quicken
+
+        quicken()
 
 LOCAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -109,11 +114,12 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
 
 @pytest.fixture(params=["windows", "rows"])
 def walked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Forces the window or the row kernel, of spmm and, in half precision, of attention."""
+    """Forces the window or the row kernel, of spmm and, in half precision, of attention and GAT's."""
     rows = request.param == "rows"
     half = (torch.float16, torch.bfloat16)
     monkeypatch.setattr("graphfuse.kernels.launch.prefers_rows", lambda *sizes: rows)
-    monkeypatch.setattr(
-        "graphfuse.kernels.launch.attention_prefers_rows", lambda *sizes: rows or sizes[-1] not in half
-    )
+    for prefers in ("attention_prefers_rows", "gat_prefers_rows"):
+        monkeypatch.setattr(
+            f"graphfuse.kernels.launch.{prefers}", lambda *sizes: rows or sizes[-1] not in half
+        )
     return request.param

@@ -16,7 +16,7 @@ from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import load_task
 
 
@@ -171,12 +171,3 @@ def additive_fwd(
     if plan.merge is not None:
         plan.merge(outputs, (), True, index)
     return out, softmax, tilt
-
-
-def aligned(*tensors: Tensor | None) -> bool:
-    """Whether those that are there start on 16 bytes."""
-    addresses = 0
-    for tensor in tensors:
-        if tensor is not None:
-            addresses |= tensor.data_ptr()
-    return addresses & 15 == 0

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.additive import Operands, Shape, aligned, row_config
+from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure
 from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
@@ -119,7 +119,7 @@ def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
     return x.new_empty(0 if tensor is None or not wanted else tensor.shape)
 
 
-def gat_bwd(
+def additive_bwd(
     structures: tuple[Structure, Structure],
     grad: Tensor,
     given: Operands,
@@ -127,27 +127,53 @@ def gat_bwd(
     shape: Shape,
     with_edges: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Launches the kernels over the transpose; the other direction needs no gather.
+    """Launches the kernels: GAT's over the transpose, as its receivers need no gather; GATv2's over both.
+
+    Args:
+        structures: The graph and its transpose.
+        grad: Gradient of the output.
+        given: Operands of forward.
+        saved: Results of forward.
+        shape: That of forward.
+        with_edges: Whether the gradients of ``edge`` and ``loop_edge`` are wanted.
 
     Returns:
-        Gradients of ``a_dst``, ``a_src``, ``x``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
+        Gradients of ``own``, ``other``, ``x``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
     """
-    a_dst, a_src, x, edge, loop_edge, seed = given
+    own, other, x, edge, loop_edge, _ = given
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return gat_bwd(structures, grad, given, saved, shape, with_edges)
-    dx, d_a_src = x.new_empty(x.shape), x.new_empty(a_src.shape)
-    d_edge, d_loop_edge = _like(edge, with_edges, x), _like(loop_edge, with_edges, x)
+            return additive_bwd(structures, grad, given, saved, shape, with_edges)
+    dx = x.new_empty(x.shape)
+    d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
-        nothing = (dx.zero_(), d_edge, d_loop_edge)
-        return torch.zeros_like(a_dst), d_a_src.zero_(), *nothing
+        return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
     stats, d_a_dst = _stats(structures[0].walk, grad, given, saved, shape)
-    structure = structures[1]
-    w = structure.walk
+    of_edges = tuple(value if value.numel() else None for value in d_edges)
+    if shape.v2:
+        d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges)
+    else:
+        d_own, d_other = d_a_dst, _gat_bwd(structures[1], grad, given, shape, stats, dx, of_edges)
+    return d_own, d_other, dx, *d_edges
+
+
+def _gat_bwd(
+    structure: Structure,
+    grad: Tensor,
+    given: Operands,
+    shape: Shape,
+    stats: Tensor,
+    dx: Tensor,
+    of_edges: tuple[Tensor | None, ...],
+) -> Tensor:
+    # fills dx and of_edges, and returns the gradient of a_src
+    _, a_src, x, edge, loop_edge, seed = given
+    w, d_a_src = structure.walk, a_src.new_empty(a_src.shape)
     if dx.numel() == 0:
-        return d_a_dst, d_a_src, dx, d_edge, d_loop_edge
-    key = ("gat_bwd", shape, x.stride(0), grad.stride(0), structure.copies is None, with_edges, edge is None)
+        return d_a_src
+    wanted = tuple(value is None for value in of_edges)
+    key = ("gat_bwd", shape, x.stride(0), grad.stride(0), structure.copies is None, edge is None, wanted)
     plan = w.plans.get(key)
     if plan is None:
         plan = w.plans[key] = _gat_bwd_plan(structure, shape, (x.stride(0), grad.stride(0)))
@@ -158,13 +184,12 @@ def gat_bwd(
         outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
         operands: tuple[Tensor | None, ...] = (a_src, x, grad, stats, seed)
     else:
-        of_edges = (d_edge if d_edge.numel() else None, d_loop_edge if d_loop_edge.numel() else None)
         outputs = (dx, d_a_src, *of_edges, partial)
         operands = (a_src, x, grad, edge, loop_edge, stats, seed)
-    plan.main(outputs, operands, aligned(*operands), index)
+    plan.main(outputs, operands, aligned(*operands), x.get_device())
     if plan.merge is not None:
-        plan.merge((dx, None, d_a_src, partial), (), True, index)
-    return d_a_dst, d_a_src, dx, d_edge, d_loop_edge
+        plan.merge((dx, None, d_a_src, partial), (), True, x.get_device())
+    return d_a_src
 
 
 def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) -> Plan:
@@ -190,36 +215,28 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     return Plan(main, _merge_gradients(w, shape, 1))
 
 
-def gatv2_bwd(
+def _gatv2_bwd(
     structures: tuple[Structure, Structure],
     grad: Tensor,
     given: Operands,
     saved: Saved,
     shape: Shape,
-    with_edges: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Launches the kernels over both directions.
-
-    Returns:
-        Gradients of ``x_dst``, ``att``, ``x_src``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
-    """
-    x_dst, att, x_src, edge, loop_edge, seed = given
-    index = x_src.get_device()
-    if index >= 0 and index != current_device():
-        with torch.cuda.device(index):
-            return gatv2_bwd(structures, grad, given, saved, shape, with_edges)
-    d_dst, d_src = x_dst.new_empty(x_dst.shape), x_src.new_empty(x_src.shape)
-    d_edge, d_loop_edge = _like(edge, with_edges, x_src), _like(loop_edge, with_edges, x_src)
-    if grad.numel() == 0:
-        return d_dst, torch.zeros_like(att), d_src.zero_(), d_edge, d_loop_edge
-    stats, _ = _stats(structures[0].walk, grad, given, saved, shape)
-    d_att = torch.empty_like(d_dst)
-    strides = (x_src.stride(0), x_dst.stride(0), grad.stride(0))
-    for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], d_src, None)):
+    stats: Tensor,
+    dx: Tensor,
+    of_edges: tuple[Tensor | None, ...],
+) -> tuple[Tensor, Tensor]:
+    # fills dx and of_edges, and returns the gradients of x_dst and att
+    x_dst, att, x, edge, loop_edge, seed = given
+    d_dst = x_dst.new_empty(x_dst.shape)
+    d_att = torch.empty_like(d_dst)  # of each receiver
+    strides = (x.stride(0), x_dst.stride(0), grad.stride(0))
+    for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
             continue
         w, transposed = structure.walk, second is None
-        key = ("gatv2_bwd", shape, strides, structure.copies is None, with_edges, edge is None, transposed)
+        filled = (None, None) if transposed else of_edges
+        wanted = tuple(value is None for value in filled)
+        key = ("gatv2_bwd", shape, strides, structure.copies is None, edge is None, wanted, transposed)
         plan = w.plans.get(key)
         if plan is None:
             plan = w.plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
@@ -227,15 +244,12 @@ def gatv2_bwd(
         if plan.merge is not None:
             width = shape.heads * shape.dim * (1 if transposed else 2)
             partial = stats.new_empty((w.num_slots * w.height, width))
-        of_edges: tuple[Tensor | None, ...] = (None, None)
-        if not transposed:
-            of_edges = (d_edge if d_edge.numel() else None, d_loop_edge if d_loop_edge.numel() else None)
-        exact = x_src.dtype == torch.float32 and not transposed
-        operands = (x_src, x_dst, att, grad, saved.out if exact else None, edge, loop_edge, stats, seed)
-        plan.main((first, second, *of_edges, partial), operands, aligned(*operands), index)
+        out = saved.out if x.dtype == torch.float32 and not transposed else None
+        operands = (x, x_dst, att, grad, out, edge, loop_edge, stats, seed)
+        plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())
         if plan.merge is not None:
-            plan.merge((first, second, None, partial), (), True, index)
-    return d_dst, d_att.sum(0, dtype=stats.dtype).to(att.dtype), d_src, d_edge, d_loop_edge
+            plan.merge((first, second, None, partial), (), True, x.get_device())
+    return d_dst, d_att.sum(0, dtype=stats.dtype).to(att.dtype)
 
 
 def _gatv2_bwd_plan(

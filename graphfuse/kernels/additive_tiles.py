@@ -29,13 +29,15 @@ def finish(
     out_ptr, softmax_ptr, tilt_ptr, place, mask, at, mask_own, top, total, high, acc, tilt,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # Stores the softmax, out = acc / total and, if wanted, tilt - high * out.
+    # Stores the softmax, out = acc / total and, if wanted, tilt - high * out. Where the LeakyReLU bends no
+    # score of a row (high is total) there is no tilt, and the difference would be but rounding.
     norm = inverse(total)
     out = acc * (norm / (1.0 - DROPOUT))[:, None]
     store_softmax(softmax_ptr, place, mask, top, total)
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask_own)
     if tilt_ptr is not None:
         tilt = tilt * (norm / (1.0 - DROPOUT))[:, None] - (high * norm)[:, None] * out
+        tilt = tl.where((high == total)[:, None], 0.0, tilt)
         tl.store(tilt_ptr + at, tilt.to(tilt_ptr.dtype.element_ty), mask=mask_own)
 
 

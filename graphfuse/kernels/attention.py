@@ -14,7 +14,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import load_task
 
 
@@ -164,17 +164,13 @@ def attention_fwd(
         rows = w.num_slots * w.height
         partial = q.new_empty((rows, shape.heads * (shape.dim + shape.edge_dim)), dtype=acc)
         slots = q.new_empty((rows, shape.heads, 2), dtype=acc)
-    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr()
-    addresses |= 0 if key_scale is None else key_scale.data_ptr()
     outputs: tuple[Tensor | None, ...] = (out, softmax, partial, slots)
     operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed)
     written = None if edges is None else edge_sum
     if w.row_mask is None:
         outputs = (out, softmax, written, partial, slots)
         operands = (q, k, v, key_scale, *(edges or (None, None)), seed)
-        if edges is not None:
-            addresses |= edges.query.data_ptr() | edges.attr.data_ptr()
-    plan.main(outputs, operands, addresses & 15 == 0, index)
+    plan.main(outputs, operands, aligned(*operands), index)
     if plan.merge is not None:
         plan.merge((out, softmax, written, partial, slots), (), True, index)
     return out, softmax, edge_sum

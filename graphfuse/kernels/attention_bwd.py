@@ -30,7 +30,7 @@ from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.attention_windows import attention_bwd_window_kernel
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import load_task
 
 
@@ -176,9 +176,8 @@ def _stats(
         programs = grad.size(0) * -(-shape.heads // config.rows)
         plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
     edge_sum = None if edge_value is None else saved.edge_sum
-    addresses = grad.data_ptr() | (0 if edge_value is None else edge_value.data_ptr())
     outputs = (stats, saved.out, grad, edge_sum, edge_value, saved.softmax)
-    plans[key](outputs, (), addresses & 15 == 0, grad.get_device())
+    plans[key](outputs, (), aligned(grad, edge_value), grad.get_device())
     return stats
 
 
@@ -217,12 +216,9 @@ def attention_bwd(
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
     stats = _stats(structures[0], grad, edge_value, saved, shape)
-    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | grad.data_ptr()
-    addresses |= 0 if saved.key_scale is None else saved.key_scale.data_ptr()
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
-        addresses |= edges.query.data_ptr() | edge_value.data_ptr() | edges.attr.data_ptr()
     receivers, sources = (q, grad), (k, v)
     for structure, first, second, own, other in (
         (structures[0], dq, None, receivers, sources),
@@ -251,7 +247,7 @@ def attention_bwd(
             outputs = (first, second, third, wanted, partial)
             operands = (*own, saved.out if exact else None, *other, saved.key_scale, *numbers, stats)
             operands += (saved.seed,)
-        plan.main(outputs, operands, addresses & 15 == 0, index)
+        plan.main(outputs, operands, aligned(*operands), index)
         if plan.merge is not None:
             plan.merge((first, second, third, partial), (), True, index)
     return dq, dk, dv, d_query, d_attr

@@ -138,10 +138,15 @@ def load_columns(column_ptr, start, end, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def load_numbers(x_ptr, node, heads, mask, HEADS: tl.constexpr):
+    # x[node, heads], 0 where masked out
+    return tl.load(x_ptr + node.to(tl.int64) * HEADS + heads, mask=mask, other=0.0)
+
+
+@triton.jit
 def of_nodes(x_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    # numbers of the nodes `column` and of heads
-    at = x_ptr + of_columns(column, GROUP).to(tl.int64) * HEADS + heads
-    return tl.load(at, mask=heads < HEADS, other=0.0)
+    # numbers of the nodes `column` and of heads, as a tile
+    return load_numbers(x_ptr, of_columns(column, GROUP), heads, heads < HEADS, HEADS)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from graphfuse.kernels.attention_tiles import (
     key_of,
     load_bits,
     load_columns,
+    load_numbers,
     load_own,
     of_columns,
     of_copy,
@@ -148,8 +149,7 @@ def attention_window_kernel(
         own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
         own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
         if key_scale_ptr is not None:
-            at = key_scale_ptr + rows.to(tl.int64) * HEADS + heads
-            own_score *= tl.load(at, mask=live & (heads < HEADS), other=0.0)
+            own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
         top = tl.where(with_loop, own_score.reshape(ROWS), top)
         total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
         own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -277,7 +277,7 @@ def attention_bwd_window_kernel(
     second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     own_scale = None
     if key_scale_ptr is not None:
-        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_stats, other=0.0)
+        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats, HEADS)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     if LOOPS:

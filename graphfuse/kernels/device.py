@@ -31,9 +31,14 @@ def _gpu_problem(index: int) -> str | None:
     return None
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # neither torch.compile nor the machine has more to say of it
 def kernel_problem(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why no kernel runs for tensors of ``dtype`` on ``device``; ``None`` if one does."""
+    return _kernel_problem(device, dtype)
+
+
+@functools.cache
+def _kernel_problem(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type not in ("cuda", "cpu"):
         return f"the kernels run on CUDA devices (got {device.type})"
     if device.type == "cpu" and not INTERPRETING:

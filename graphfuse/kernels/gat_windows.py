@@ -28,6 +28,7 @@ from graphfuse.kernels.attention_tiles import (
     key_of,
     load_bits,
     load_columns,
+    load_numbers,
     load_own,
     of_columns,
     of_copy,
@@ -37,11 +38,6 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.tiles import dot, load_task
-
-
-@triton.jit
-def load_numbers(x_ptr, node, heads, mask, HEADS: tl.constexpr):
-    return tl.load(x_ptr + node.to(tl.int64) * HEADS + heads, mask=mask, other=0.0)
 
 
 @triton.jit

@@ -318,6 +318,7 @@ def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
     return config if backward else config._replace(step=2 * config.step)
 
 
+@functools.cache
 def gatv2_row(heads: int, dim: int, size: int) -> Config:
     """Row kernels of GATv2's attention."""
     config = attention_row(heads, dim, size)

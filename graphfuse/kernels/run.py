@@ -75,6 +75,15 @@ class Launch:
             self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
 
 
+def aligned(*tensors: Tensor | None) -> bool:
+    """Whether those that are there start on 16 bytes."""
+    addresses = 0
+    for tensor in tensors:
+        if tensor is not None:
+            addresses |= tensor.data_ptr()
+    return addresses & 15 == 0
+
+
 def current_device() -> int:
     """Index of the current GPU: ``torch.cuda.current_device()`` without its look whether CUDA is up."""
     return torch._C._cuda_getDevice()

@@ -1,4 +1,4 @@
-"""What GATConv and GATv2Conv share: edge features of self-loops, and reasons not to fuse."""
+"""What GATConv and GATv2Conv share: their ends, edge features of self-loops, and reasons not to fuse."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
-from graphfuse.nn._attention import is_plain
-from graphfuse.ops.attention import MAX_HEAD_DIM
+from graphfuse.nn._attention import head_reasons, is_of_edges, is_plain
 
 
 def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
@@ -36,18 +34,27 @@ def sparse_with_loops(adj_t: SparseTensor, edge_dim: int | None) -> SparseTensor
     return torch_sparse.set_diag(adj_t)
 
 
+def finished(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
+    """The heads of ``out`` joined, and residual and bias of ``layer`` added."""
+    out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
+    if res is not None:
+        out = out + res
+    return out if layer.bias is None else out + layer.bias
+
+
+def unshared(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
+    """:func:`finished`, of what an op has returned; a copy where that would be the op's own tensor."""
+    if layer.concat and res is None and layer.bias is None and out.requires_grad:
+        out = out.clone()  # the op keeps its result for backward, where a change in place is an error
+    return finished(layer, out, res)
+
+
 def option_reasons(layer: Any, return_attention_weights: Any) -> list[str]:
     """Why the options of ``layer`` do not fuse, a sentence each."""
     reasons = []
     if return_attention_weights:
         reasons.append("return_attention_weights asks for the weights, which the kernel does not store")
-    if layer.out_channels > MAX_HEAD_DIM:
-        reasons.append(
-            f"out_channels is {layer.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
-        )
-    if not 0 <= layer.dropout < 1:
-        reasons.append(f"dropout is {layer.dropout}; the kernels take rates from 0 to below 1")
-    return reasons
+    return reasons + head_reasons(layer)
 
 
 def dtype_reasons(att: Tensor, like: Tensor) -> list[str]:
@@ -61,15 +68,8 @@ def edge_attr_reasons(layer: Any, edge_attr: Any, like: Tensor, edge_index: Any)
     """Why ``edge_attr`` does not fuse in a layer with ``lin_edge`` for features ``like``, a sentence each."""
     autocast = torch.is_autocast_enabled(like.device.type)
     lin, fill_value = layer.lin_edge, layer.fill_value
-    num_edges = edge_index.num_edges if isinstance(edge_index, RowWindows) else edge_index.size(1)
-    fits = (
-        type(edge_attr) in (Tensor, Parameter)
-        and edge_attr.layout is torch.strided
-        and edge_attr.dim() in (1, 2)
-        and edge_attr.size(0) == num_edges
-        and (edge_attr.dtype is like.dtype or (autocast and edge_attr.is_floating_point()))
-        and edge_attr.device == like.device
-    )
+    fits = is_of_edges(edge_attr, edge_index, like) and edge_attr.dim() <= 2
+    fits = fits and (edge_attr.dtype is like.dtype or (autocast and edge_attr.is_floating_point()))
     if not is_plain(lin) or lin.bias is not None or not (autocast or lin.weight.dtype is like.dtype):
         return ["lin_edge is not a plain linear map in the dtype of x"]
     if not fits or not 0 < lin.weight.size(1) == as_columns(edge_attr).size(1):

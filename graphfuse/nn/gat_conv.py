@@ -31,11 +31,13 @@ from graphfuse.nn._additive import (
     as_columns,
     dtype_reasons,
     edge_attr_reasons,
+    finished,
     loop_features,
     option_reasons,
     result_dtype,
     sparse_with_loops,
     summed_at_receivers,
+    unshared,
     with_attention,
 )
 from graphfuse.ops.attention import MAX_HEAD_DIM
@@ -215,7 +217,7 @@ class GATConv(MessagePassing):
                 else self.why_not_fused(x, edge_index, edge_attr, size, return_attention_weights)
             )
             if not reasons:
-                self.__dict__["_not_fused"] = reasons
+                _dispatch.note(self, reasons)
                 return self._forward_fused(x, edge_index, edge_attr, size)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
@@ -257,7 +259,7 @@ class GATConv(MessagePassing):
 
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
         out = self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size)
-        out = self._finish(out, res)
+        out = finished(self, out, res)
         return with_attention(out, edge_index, alpha) if return_attention_weights else out
 
     def edge_update(
@@ -285,12 +287,6 @@ class GATConv(MessagePassing):
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         """A neighbour's row, times the attention weight."""
         return alpha.unsqueeze(-1) * x_j
-
-    def _finish(self, out: Tensor, res: OptTensor) -> Tensor:
-        out = out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
-        if res is not None:
-            out = out + res
-        return out if self.bias is None else out + self.bias
 
     @torch.jit.unused
     def why_not_fused(
@@ -344,9 +340,7 @@ class GATConv(MessagePassing):
             self_loops=bool(self.add_self_loops),
             loop_score=loop_score,
         )
-        if self.concat and res is None and self.bias is None and out.requires_grad:
-            out = out.clone()  # the op keeps its result for backward, where a change in place is an error
-        return self._finish(out, res)
+        return unshared(self, out, res)
 
     def _project(self, x_src: Tensor, x_dst: OptTensor) -> tuple[Tensor, Tensor, OptTensor]:
         """The rows of the sources, and the terms of sources and receivers in the scores."""

@@ -23,10 +23,12 @@ from graphfuse.nn._additive import (
     as_columns,
     dtype_reasons,
     edge_attr_reasons,
+    finished,
     loop_features,
     option_reasons,
     result_dtype,
     sparse_with_loops,
+    unshared,
     with_attention,
 )
 from graphfuse.nn._attention import is_plain, stacked
@@ -195,7 +197,7 @@ class GATv2Conv(MessagePassing):
                 [] if plainly else self.why_not_fused(x, edge_index, edge_attr, return_attention_weights)
             )
             if not reasons:
-                self.__dict__["_not_fused"] = reasons
+                _dispatch.note(self, reasons)
                 return self._forward_fused(x, edge_index, edge_attr)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
@@ -235,7 +237,7 @@ class GATv2Conv(MessagePassing):
 
         # propagate_type: (x: PairTensor, alpha: Tensor)
         out = self.propagate(edge_index, x=(x_l, x_r), alpha=alpha)
-        out = self._finish(out, res)
+        out = finished(self, out, res)
         return with_attention(out, edge_index, alpha) if return_attention_weights else out
 
     def edge_update(
@@ -262,12 +264,6 @@ class GATv2Conv(MessagePassing):
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         """A neighbour's row, times the attention weight."""
         return x_j * alpha.unsqueeze(-1)
-
-    def _finish(self, out: Tensor, res: OptTensor) -> Tensor:
-        out = out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
-        if res is not None:
-            out = out + res
-        return out if self.bias is None else out + self.bias
 
     @torch.jit.unused
     def why_not_fused(
@@ -310,9 +306,7 @@ class GATv2Conv(MessagePassing):
             self_loops=bool(self.add_self_loops),
             loop_edge=loop_edge,
         )
-        if self.concat and res is None and self.bias is None and out.requires_grad:
-            out = out.clone()  # the op keeps its result for backward, where a change in place is an error
-        return self._finish(out, res)
+        return unshared(self, out, res)
 
     def _project(self, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of sources and of receivers, by heads."""
