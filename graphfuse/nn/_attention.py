@@ -1,4 +1,4 @@
-"""The fused attention that TransformerConv and the Graph Transformer block share."""
+"""The fused attention of TransformerConv and the Graph Transformer block, and checks of every layer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.kernels import launch
+from graphfuse.nn._dispatch import is_plain_tensor
+from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
 def attend(
@@ -68,20 +69,12 @@ def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, 
     if lin is None and edge_attr is None:
         return []
     like = x if isinstance(x, Tensor) else x[0]
-    num_edges = edge_index.num_edges if isinstance(edge_index, RowWindows) else edge_index.size(1)
-    fits = (
-        type(edge_attr) in (Tensor, Parameter)
-        and edge_attr.layout is torch.strided
-        and edge_attr.dim() == 2
-        and edge_attr.size(0) == num_edges
-        and edge_attr.dtype is like.dtype
-        and edge_attr.device == like.device
-    )
     if lin is None:
         return ["edge_attr is given to a layer without edge_dim, which adds it to the values as it is"]
     if not is_plain(lin) or lin.weight.dtype is not like.dtype or lin.bias is not None:
         return ["lin_edge is not a plain linear map in the dtype of x"]
-    if not fits or lin.weight.size(1) != edge_attr.size(1):
+    fits = is_of_edges(edge_attr, edge_index, like) and edge_attr.dim() == 2
+    if not fits or edge_attr.dtype is not like.dtype or lin.weight.size(1) != edge_attr.size(1):
         return ["edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"]
     if not launch.attention_takes_edges(heads, head_dim, edge_attr.size(1)):
         return [
@@ -91,6 +84,30 @@ def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, 
     return []
 
 
+def is_of_edges(edge_attr: Any, edge_index: Any, like: Tensor) -> bool:
+    """Whether ``edge_attr`` is a strided tensor, a row for each edge, where ``like`` is."""
+    num_edges = edge_index.num_edges if isinstance(edge_index, RowWindows) else edge_index.size(1)
+    return (
+        is_plain_tensor(edge_attr)
+        and edge_attr.layout is torch.strided
+        and edge_attr.dim() > 0
+        and edge_attr.size(0) == num_edges
+        and edge_attr.device == like.device
+    )
+
+
+def head_reasons(layer: Any) -> list[str]:
+    """Why the heads or the dropout of ``layer`` do not fuse, a sentence each; empty if they do."""
+    reasons = []
+    if layer.out_channels > MAX_HEAD_DIM:
+        reasons.append(
+            f"out_channels is {layer.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
+        )
+    if not 0 <= layer.dropout < 1:
+        reasons.append(f"dropout is {layer.dropout}; the kernels take rates from 0 to below 1")
+    return reasons
+
+
 def is_plain(lin: Any) -> bool:
     """Whether ``lin`` is nothing but its weight and bias: not replaced, hooked, parametrised or lazy."""
     if type(lin) is not Linear or "forward" in lin.__dict__:
@@ -98,8 +115,7 @@ def is_plain(lin: Any) -> bool:
     if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
         return False
     weight, bias = lin._parameters.get("weight"), lin._parameters.get("bias")
-    # plain tensors: those of torch.func.functional_call
-    return type(weight) in (Parameter, Tensor) and (bias is None or type(bias) in (Parameter, Tensor))
+    return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
 
 
 def stacked(x: Tensor, layers: list[Any]) -> Sequence[Tensor]:

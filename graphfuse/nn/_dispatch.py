@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Parameter
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
@@ -51,7 +53,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
         and state["aggr"] in _SUMS
         and not any(_hooks_of(state))
         and state.keys().isdisjoint(_STEPS)
-        and not _overridden(type(layer), base)  # type: ignore[arg-type]
+        and not _overridden(type(layer), base)
         and (
             kind is RowWindows
             or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.shape[:-1] == (2,))
@@ -70,6 +72,14 @@ def _fits(x: Any) -> bool:
     )
 
 
+def is_plain_tensor(x: Any) -> bool:
+    """Whether ``x`` is a tensor or parameter and of no other class, but for those that torch.export makes."""
+    if type(x) in (Tensor, Parameter):  # torch.func.functional_call puts tensors in parameters' places
+        return True
+    exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return exporting and isinstance(x, FakeTensor)
+
+
 def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> Iterator[str]:
     """Sentences for the conditions that all layers share; nothing if they all hold.
 
@@ -79,10 +89,7 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         x: Features of the nodes, or those of sources and receivers if the layer takes a pair.
         edge_index: What the user passed for the graph.
     """
-    if torch.compiler.is_compiling():
-        yield "torch.compile is tracing the layer"
-        return  # what follows would be traced as well
-    if os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0"):
+    if _is_disabled():
         yield "GRAPHFUSE_DISABLE=1 is set"
     if torch._C._get_tracing_state() is not None:  # torch.jit.trace and the ONNX exporter built on it
         yield "the model is being traced or exported to ONNX"
@@ -94,7 +101,7 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
     for hooks in _HOOKS:
         if state[hooks]:
             yield f"a hook is registered on a step of message passing ({hooks[1:]})"
-    yield from _overridden(type(layer), base)  # type: ignore[arg-type]  # classes are hashable
+    yield from _overridden(type(layer), base)
     if not _STEPS.isdisjoint(state):
         for step in sorted(_STEPS.intersection(state)):
             if not _is_generated(state[step], layer):
@@ -104,6 +111,11 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
     yield from _edge_index_reasons(edge_index)
     features = x if isinstance(x, (tuple, list)) else (x,)
     yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a trace keeps its environment
+def _is_disabled() -> bool:
+    return os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0")
 
 
 def _feature_reasons(x: Any) -> Iterator[str]:
@@ -134,8 +146,13 @@ def _edge_index_reasons(edge_index: Any) -> Iterator[str]:
         yield f"edge_index must be int32 or int64 of shape [2, num_edges] (got {edge_index.dtype} {shape})"
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _overridden(cls: Any, base: Any) -> tuple[str, ...]:
+    return _find_overridden(cls, base)
+
+
+@functools.cache
+def _find_overridden(cls: Any, base: Any) -> tuple[str, ...]:
     reasons = []
     for step in sorted(_STEPS):
         mine, own = getattr(cls, step), getattr(base, step)
@@ -160,15 +177,20 @@ def fall_back(layer: MessagePassing, reasons: list[str], edge_index: Any) -> Any
     sentence = f"{type(layer).__name__} is not fused: {'; '.join(reasons)}"
     if os.environ.get("GRAPHFUSE_STRICT", "0") not in ("", "0"):
         raise RuntimeError(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
-    if layer.__dict__.get("_not_fused") != reasons:
-        layer.__dict__["_not_fused"] = reasons
-        if not torch.compiler.is_compiling():  # logging would break the graph
-            _log_once(sentence)
+    if path_taken(layer) != reasons and not torch.compiler.is_compiling():  # logging would break the graph
+        note(layer, reasons)
+        _log_once(sentence)
     if isinstance(edge_index, RowWindows):
         edge_index = edge_index.edge_index()
     if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
         edge_index = edge_index.long()  # PyG's scatter wants int64
     return edge_index
+
+
+def note(layer: torch.nn.Module, reasons: list[str]) -> None:
+    """Keeps what :func:`path_taken` tells; a trace, which many calls share, leaves no note."""
+    if not torch.compiler.is_compiling():
+        layer.__dict__["_not_fused"] = reasons
 
 
 @functools.lru_cache(maxsize=256)
@@ -177,7 +199,7 @@ def _log_once(sentence: str) -> None:
 
 
 def path_taken(layer: torch.nn.Module) -> list[str] | None:
-    """How the last forward of ``layer`` ran: ``[]`` fused, else the reasons; ``None`` if it did not run."""
+    """How ``layer`` last ran, outside a trace: ``[]`` fused, else the reasons; ``None`` if it did not run."""
     taken: list[str] | None = layer.__dict__.get("_not_fused")
     return taken
 

@@ -69,7 +69,7 @@ class AGNNConv(MessagePassing):
             )
             reasons = [] if plainly else self.why_not_fused(x, edge_index)
             if not reasons:
-                self.__dict__["_not_fused"] = reasons
+                _dispatch.note(self, reasons)
                 return self._forward_fused(x, edge_index)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 

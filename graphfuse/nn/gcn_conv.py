@@ -20,8 +20,6 @@ from graphfuse.nn import _dispatch
 from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
 
-_PLAIN = (Parameter, Tensor)  # torch.func.functional_call puts tensors in the place of parameters
-
 
 class GCNConv(MessagePassing):
     r"""The graph convolution of Kipf & Welling, fused: a drop-in for PyG's ``GCNConv``.
@@ -112,7 +110,7 @@ class GCNConv(MessagePassing):
             plainly = edge_weight is None and _dispatch.holds(self, GCNConv, x, edge_index)
             reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_weight)
             if not reasons:
-                self.__dict__["_not_fused"] = reasons
+                _dispatch.note(self, reasons)
                 return self._forward_fused(x, edge_index, edge_weight)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
@@ -183,7 +181,7 @@ class GCNConv(MessagePassing):
         scale = loop_weight = None
         if self.normalize and self._cached_edge_index is not None:
             kept = self._cached_windows
-            if kept is not None and kept[0] is self._cached_edge_index:
+            if kept is not None and kept[0] is self._cached_edge_index[0]:
                 windows, edge_weight = kept[1], None
                 scale, loop_weight = _scales(windows, self.add_self_loops)
             else:
@@ -193,7 +191,7 @@ class GCNConv(MessagePassing):
         else:
             windows = self._windows(edge_index, x.size(0))
             if self.normalize:
-                if self.cached:
+                if self.cached and not torch.compiler.is_compiling():
                     self._cache(windows, x, edge_index, edge_weight)
                     return self._forward_fused(x, edge_index, edge_weight)
                 if edge_weight is not None:
@@ -229,7 +227,7 @@ class GCNConv(MessagePassing):
         if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
             return None
         weight = lin._parameters.get("weight")
-        plain = type(weight) in _PLAIN and weight.dtype is x.dtype
+        plain = weight is not None and _dispatch.is_plain_tensor(weight) and weight.dtype is x.dtype
         return weight if plain and not torch.is_autocast_enabled(x.device.type) else None
 
     def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:
@@ -241,7 +239,7 @@ class GCNConv(MessagePassing):
         edges = edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index
         options = (self.improved, self.add_self_loops, self.flow, x.dtype)
         self._cached_edge_index = gcn_norm(edges.long(), edge_weight, x.size(0), *options)
-        self._cached_windows = None if edge_weight is not None else (self._cached_edge_index, windows)
+        self._cached_windows = None if edge_weight is not None else (self._cached_edge_index[0], windows)
 
 
 def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor | None]:

@@ -117,7 +117,7 @@ class GraphTransformerLayer(MessagePassing):
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
             out = self._attend_generic(x, edge_index, edge_attr)
         else:
-            self.__dict__["_not_fused"] = reasons
+            _dispatch.note(self, reasons)
             out = self._attend_fused(x, edge_index, edge_attr)
 
         out = F.dropout(out.view(-1, self.channels), self.dropout, self.training)

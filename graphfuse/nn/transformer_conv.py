@@ -19,7 +19,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import attend, edge_reasons, is_plain, stacked
+from graphfuse.nn._attention import attend, edge_reasons, head_reasons, is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.ops.gate import MAX_DIM as MAX_GATE_DIM
 
@@ -173,7 +173,7 @@ class TransformerConv(MessagePassing):
                 [] if plainly else self.why_not_fused(x, edge_index, edge_attr, return_attention_weights)
             )
             if not reasons:
-                self.__dict__["_not_fused"] = reasons
+                _dispatch.note(self, reasons)
                 return self._forward_fused(x, edge_index, edge_attr, return_attention_weights)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
@@ -248,13 +248,7 @@ class TransformerConv(MessagePassing):
         reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
         if isinstance(return_attention_weights, bool) and self.lin_edge is not None:
             reasons.append("return_attention_weights is set in a layer with edge features, which fold")
-        if self.out_channels > MAX_HEAD_DIM:
-            reasons.append(
-                f"out_channels is {self.out_channels}; the kernels take heads of at most {MAX_HEAD_DIM}"
-            )
-        if not 0 <= self.dropout < 1:
-            reasons.append(f"dropout is {self.dropout}; the kernels take rates from 0 to below 1")
-        return reasons
+        return reasons + head_reasons(self)
 
     @torch.jit.unused
     def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:

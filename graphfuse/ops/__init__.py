@@ -1,5 +1,6 @@
 """Differentiable graph operations on :class:`graphfuse.RowWindows`."""
 
+from graphfuse.ops import _flops as _flops
 from graphfuse.ops.additive import gat_attention as gat_attention
 from graphfuse.ops.additive import gatv2_attention as gatv2_attention
 from graphfuse.ops.attention import sparse_attention as sparse_attention

@@ -17,6 +17,7 @@ from graphfuse.ops import _check
 from graphfuse.ops._library import (
     Graph,
     Packed,
+    Sizes,
     below_autograd,
     direct_apply,
     for_gradient,
@@ -61,19 +62,23 @@ def aggregate(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     """:func:`spmm` or, with a weight, :func:`spmm_gemm`, on checked operands."""
-    x, edge_weight, _, weight, _ = operands
+    x, _, _, weight, _ = operands
     if not torch.compiler.is_compiling():  # the op itself checks and pins when it runs
         _check.runs_kernel(x)
         pin_if_capturing(windows)
-    weighted = edge_weight is not None
-    gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
-    rows = weighted or launch.prefers_rows(*windows.sizes, gathered, x.dtype)
     # W's gradient is g^T (A x) if the input is the narrow side, so A x is kept for it
     keep = weight is not None and weight.size(0) > weight.size(1)
     keep = keep and weight.requires_grad and torch.is_grad_enabled()
-    graph = graph_of(windows, rows, weighted, *operands)
-    how = Aggregation(graph, row_scale, col_scale, relu, keep, out_dtype or x.dtype)
-    return _call(how, *operands)[0]
+    how = (row_scale, col_scale, relu, keep, out_dtype or x.dtype)
+    graph = graph_of(windows, _choose, *how, *operands)
+    return _call(Aggregation(graph, *how), *operands)[0]
+
+
+def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    x, edge_weight, _, weight, _ = arguments[-5:]
+    weighted = edge_weight is not None
+    gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
+    return weighted or launch.prefers_rows(*sizes, gathered, x.dtype), weighted
 
 
 def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
@@ -325,4 +330,5 @@ register(
     _run_registered,
     _fake_registered,
     _apply_registered,
+    _choose,
 )

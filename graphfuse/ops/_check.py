@@ -32,8 +32,8 @@ def matrix(
 ) -> None:
     """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any."""
     strided(name, value, device)
-    fits = value.dim() == 2 and rows in (None, value.size(0)) and dim in (None, value.size(1))
-    if not fits:
+    fits = value.dim() == 2 and (rows is None or value.size(0) == rows)
+    if not fits or (dim is not None and value.size(1) != dim):
         wanted = f"[{'num_rows' if rows is None else rows}, {'dim' if dim is None else dim}]"
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 

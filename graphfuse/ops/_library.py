@@ -15,14 +15,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.cache import row_windows
+from graphfuse.formats.late import LateWindows
 from graphfuse.formats.walk import Walks, walks
 
-_PLAIN = frozenset((Tensor, Parameter, type(None)))
+_PLAIN = frozenset((Tensor, Parameter, type(None), float, bool, int, torch.dtype))
 _LIBRARY = torch.library.Library("graphfuse", "DEF")
 
 
 class Packed(NamedTuple):
-    """A graph as an op of the dispatcher receives it: packed tensors of a record, and which way to read."""
+    """A graph as an op of the dispatcher receives it: packed tensors of a record, and which way to read.
+
+    Or, from a trace, an ``edge_index`` in their place, whose record the op looks up when it runs.
+    """
 
     graph: Tensor
     order: Tensor | None
@@ -36,11 +41,18 @@ class Packed(NamedTuple):
 
 
 Graph = Walks | Packed  # what the Functions take: views at hand, or tensors that may be symbolic
+Sizes = tuple[int, int, int, int]  # of a record
+Choose = Callable[..., tuple[bool, bool]]
 SCHEMA = "Tensor graph, Tensor? order, bool transposed, SymInt num_rows, SymInt num_cols"
 
 
 def register(
-    name: str, arguments: str, run: Callable[..., Any], fake: Callable[..., Any], apply: Callable[..., Any]
+    name: str,
+    arguments: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    apply: Callable[..., Any],
+    choose: Choose,
 ) -> None:
     """Registers ``graphfuse::name``.
 
@@ -50,14 +62,36 @@ def register(
         run: The implementation, on :class:`Walks` and the remaining arguments.
         fake: Shapes and dtypes of the result, on :class:`Packed` and the remaining arguments.
         apply: ``autograd.Function.apply``, on :class:`Packed` and the remaining arguments.
+        choose: Whether the op walks rows, and whether it needs the order of the edges: on a record's
+            ``sizes`` and the remaining arguments.
     """
     fields = len(Packed._fields)
-    _LIBRARY.define(f"{name}({SCHEMA}, {arguments}")
-    _LIBRARY.impl(name, lambda *args: run(walks(*args[:3]), *args[fields:]), "CompositeExplicitAutograd")
+
+    def run_registered(*args: Any) -> Any:
+        graph, rest = Packed(*args[:fields]), args[fields:]
+        return run(_walks(graph, choose, rest), *rest)
+
+    # a CUDA graph that inductor makes would replay the edges it was made with
+    _LIBRARY.define(f"{name}({SCHEMA}, {arguments}", tags=(torch.Tag.cudagraph_unsafe,))
+    _LIBRARY.impl(name, run_registered, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, lambda *args: apply(Packed(*args[:fields]), *args[fields:]), "Autograd")
     torch.library.register_fake(
         f"graphfuse::{name}", lambda *args: fake(Packed(*args[:fields]), *args[fields:]), lib=_LIBRARY
     )
+
+
+def _walks(graph: Packed, choose: Choose, arguments: tuple[Any, ...]) -> Walks:
+    if graph.graph.dim() == 1:
+        return walks(*graph[:3])
+    windows = record(graph)
+    return windows.walks(*choose(windows.sizes, *arguments))
+
+
+def record(graph: Packed) -> RowWindows:
+    """The record of a graph that a trace gave as its ``edge_index``."""
+    if graph.transposed:
+        return row_windows(graph.graph, graph.num_rows, graph.num_cols).transpose()
+    return row_windows(graph.graph, graph.num_cols, graph.num_rows)
 
 
 def below_autograd(op: Any, *arguments: Any) -> Any:
@@ -66,14 +100,14 @@ def below_autograd(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
 
 
-def runs_directly(*tensors: Tensor | None) -> bool:
-    """Whether a call may skip the dispatcher: plain tensors, and nothing but autograd watches them."""
+def runs_directly(*arguments: Any) -> bool:
+    """Whether a call may skip the dispatcher: tensors are plain, and nothing but autograd watches them."""
     watched = (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
     )
-    return not watched and _PLAIN.issuperset(map(type, tensors))
+    return not watched and _PLAIN.issuperset(map(type, arguments))
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Any:
@@ -98,12 +132,41 @@ def is_batched(tensor: Tensor) -> bool:
     return batched.is_legacy_batchedtensor(tensor) or batched.is_batchedtensor(tensor)
 
 
-def graph_of(windows: RowWindows, rows: bool, with_edges: bool, *tensors: Tensor | None) -> Graph:
-    """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors."""
-    if runs_directly(*tensors):
+def graph_of(windows: RowWindows, choose: Choose, *arguments: Any) -> Graph:
+    """The graph in the form this call needs: views if nothing but autograd watches, else packed tensors.
+
+    Args:
+        windows: The graph.
+        choose: That of the op.
+        arguments: Those of the op after the graph.
+    """
+    if isinstance(windows, LateWindows):
+        return Packed(windows.plain, None, windows.transposed, *windows.shape)
+    rows, with_edges = choose(windows.sizes, *arguments)
+    if runs_directly(*arguments):
         return windows.walks(rows, with_edges)
     order = None
     if with_edges:
         order = windows.packed_row_edges if rows else windows.packed_window_edges
     graph = windows.packed_rows if rows else windows.packed_windows
     return Packed(graph, order, windows.transposed, *windows.shape)
+
+
+def _of_rows(edge_index: Tensor, transposed: bool, num_rows: int, num_cols: int, what: str) -> Tensor:
+    found: Tensor = getattr(record(Packed(edge_index, None, transposed, num_rows, num_cols)), what)()
+    return found.clone()  # the record keeps its own
+
+
+# What layers derive from a record, as an int64 number of each row: `what` names a method of RowWindows.
+_LIBRARY.define(
+    "of_rows(Tensor edge_index, bool transposed, SymInt num_rows, SymInt num_cols, str what) -> Tensor",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+_LIBRARY.impl("of_rows", _of_rows, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "graphfuse::of_rows",
+    lambda edge_index, transposed, num_rows, num_cols, what: edge_index.new_empty(
+        num_rows, dtype=torch.int64
+    ),
+    lib=_LIBRARY,
+)

@@ -14,7 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
 from graphfuse.ops.attention import MAX_HEAD_DIM, contiguous_heads
 
 
@@ -199,16 +199,21 @@ class Operands(NamedTuple):
 
 def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
     given = Operands(*operands)
-    with_edges = given.edge is not None
-    of_heads = (given.x.size(1), given.x.size(2), given.x.dtype)
-    rows = how.v2 or with_edges or launch.gat_prefers_rows(*windows.sizes, *of_heads)
-    graph = graph_of(windows, rows, with_edges, *given)
+    graph = graph_of(windows, _choose, *how, *given)
     out: Tensor
     if isinstance(graph, Walks):
         out = Additive.apply(graph, *how, *given)[0]
     else:
         out = torch.ops.graphfuse.additive_attention(*graph, *how, *given)[0]
     return out
+
+
+def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    fields = len(How._fields)
+    how, given = How(*arguments[:fields]), Operands(*arguments[fields : fields + len(Operands._fields)])
+    with_edges, x = given.edge is not None, given.x
+    rows = how.v2 or with_edges or launch.gat_prefers_rows(*sizes, x.size(1), x.size(2), x.dtype)
+    return rows, with_edges
 
 
 @functools.cache
@@ -263,19 +268,15 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     fields = len(How._fields)
-    how, (with_edges, grad), rest = (
-        How(*arguments[:fields]),
-        arguments[fields : fields + 2],
-        arguments[fields + 2 :],
-    )
+    how, (with_edges, grad, *rest) = How(*arguments[:fields]), arguments[fields:]
     given, results = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.x):
         return _backward_of_definition(w, how, with_edges, grad, given)
     structures, operands, shape = _prepared(w, how, given)
     _, kernels = _launchers()
-    run = kernels.gatv2_bwd if how.v2 else kernels.gat_bwd
     saved = kernels.Saved(*results)
-    found: Gradients = run(structures, contiguous_heads(grad), operands, saved, shape, with_edges)
+    found: Gradients
+    found = kernels.additive_bwd(structures, contiguous_heads(grad), operands, saved, shape, with_edges)
     return found
 
 
@@ -334,7 +335,6 @@ class Additive(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
-        given = Operands(*ctx.saved_tensors[:-3])
         if grad is None:
             return (None,) * (1 + len(How._fields) + len(Operands._fields))
         needs = Operands(*ctx.needs_input_grad[1 + len(How._fields) :])
@@ -346,7 +346,6 @@ class Additive(torch.autograd.Function):
         else:
             found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
         wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
-        assert given.edge is not None or not with_edges
         return (None,) * (1 + len(How._fields)) + (*wanted, None)
 
 
@@ -362,6 +361,7 @@ register(
     _run,
     _fake,
     Additive.apply,
+    _choose,
 )
 register(
     "additive_attention_backward",
@@ -370,4 +370,7 @@ register(
     _run_backward,
     _fake_backward,
     _no_derivative,
+    lambda sizes, *arguments: _choose(
+        sizes, *arguments[: len(How._fields)], *arguments[len(How._fields) + 2 :]
+    ),
 )

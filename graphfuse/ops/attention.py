@@ -14,7 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
 from graphfuse.ops.sddmm import contiguous_rows
 
 MAX_HEAD_DIM = 256  # what a window kernel holds on chip
@@ -131,16 +131,20 @@ def sparse_attention(
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q, "q")
         pin_if_capturing(windows)
-    with_edges = edge_attr is not None
-    rows = with_edges or launch.attention_prefers_rows(*windows.sizes, q.size(1), q.size(2), q.dtype)
-    graph = graph_of(windows, rows, with_edges, q, k, v, edge_query, edge_attr)
     scale = q.size(2) ** -0.5 if scale is None else float(scale)
     arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr, key_scale)
+    graph = graph_of(windows, _choose, *arguments)
     if isinstance(graph, Walks):
         out, _, edge_sum = Attention.apply(graph, *arguments)
     else:
         out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *arguments)
-    return (out, edge_sum) if with_edges else out
+    return out if edge_attr is None else (out, edge_sum)
+
+
+def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    q, *_, edge_attr, _ = arguments[3 : 3 + len(Operands._fields)]
+    with_edges = edge_attr is not None
+    return with_edges or launch.attention_prefers_rows(*sizes, q.size(1), q.size(2), q.dtype), with_edges
 
 
 def _check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr: Tensor | None) -> None:
@@ -382,6 +386,7 @@ register(
     _run,
     _fake,
     Attention.apply,
+    _choose,
 )
 register(
     "attention_backward",
@@ -390,4 +395,5 @@ register(
     _run_backward,
     _fake_backward,
     _no_derivative,
+    lambda sizes, *arguments: _choose(sizes, *arguments[:3], *arguments[6:]),
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.late import LateWindows
 from graphfuse.formats.walk import to_edge_index
 from graphfuse.ops import _check
 from graphfuse.ops.sddmm import sddmm
@@ -64,5 +65,7 @@ def attention_weights(q: Tensor, k: Tensor, windows: RowWindows, scale: float | 
 
 def _receivers(windows: RowWindows) -> Tensor:
     """Row of each edge, in the order of the caller's edge list; no synchronisation."""
+    if isinstance(windows, LateWindows):
+        return windows.edge_index()[1].long()
     perm = windows.row_edges().perm.long()
     return torch.empty_like(perm).scatter_(0, perm, to_edge_index(windows.row_walk())[1])

@@ -12,7 +12,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
 
 
 def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = False) -> Tensor:
@@ -46,13 +46,18 @@ def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = Fa
     if not torch.compiler.is_compiling():
         _check.runs_kernel(a, "a")
         pin_if_capturing(windows)
-    graph = graph_of(windows, True, True, a, b)
+    arguments = (windows.num_edges, a, b, without_loops)
+    graph = graph_of(windows, _choose, *arguments)
     product: Tensor
     if isinstance(graph, Walks):
-        product = Sddmm.apply(graph, windows.num_edges, a, b, without_loops)
+        product = Sddmm.apply(graph, *arguments)
     else:
-        product = torch.ops.graphfuse.sddmm(*graph, windows.num_edges, a, b, without_loops)
+        product = torch.ops.graphfuse.sddmm(*graph, *arguments)
     return product
+
+
+def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    return True, True
 
 
 def _run(w: Walks, num_edges: int, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
@@ -113,5 +118,10 @@ class Sddmm(torch.autograd.Function):
 
 
 register(
-    "sddmm", "SymInt num_edges, Tensor a, Tensor b, bool without_loops) -> Tensor", _run, _fake, Sddmm.apply
+    "sddmm",
+    "SymInt num_edges, Tensor a, Tensor b, bool without_loops) -> Tensor",
+    _run,
+    _fake,
+    Sddmm.apply,
+    _choose,
 )

@@ -168,14 +168,6 @@ def test_an_activation_in_place_may_follow(device: torch.device) -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-5)
 
 
-def test_compile_takes_pygs_path_without_a_break(device: torch.device) -> None:
-    edge_index, _ = GRAPHS["ragged"](device)
-    ours, theirs = pair(device, add_self_loops=False)
-    x = torch.randn(33, 4, device=device)
-    compiled = torch.compile(ours, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index))
-
-
 class Net(torch.nn.Module):
     def __init__(self, conv: torch.nn.Module) -> None:
         super().__init__()

@@ -314,14 +314,6 @@ def test_copies_and_repeated_calls_give_the_same_bits(device: torch.device) -> N
     _gat.copies_and_repeats(GATConv, device)
 
 
-def test_compile_takes_pygs_path_without_a_break(device: torch.device) -> None:
-    edge_index, _ = GRAPHS["ragged"](device)
-    ours, theirs = make(4, 4, device=device, heads=2, add_self_loops=False)
-    x = torch.randn(33, 4, device=device)
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index))
-
-
 def test_strict_runs_what_fuses(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
     edge_index = _gat.few_edges(device)

@@ -366,16 +366,6 @@ def test_ten_layers_train(device: torch.device) -> None:
     assert losses[-1] < 0.9 * losses[0], losses
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_compile_takes_pygs_path_without_a_break(options: dict[str, Any], device: torch.device) -> None:
-    edge_index, _ = GRAPHS["ragged"](device)
-    layers = [layer.eval() for layer in pair(4, 2, device, **options)]
-    x = torch.randn(33, 4, device=device)
-    edge_attr = features(edge_index, options)
-    compiled = torch.compile(layers[0], backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, edge_index, edge_attr), layers[1](x, edge_index, edge_attr))
-
-
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # the leaves saw the warm-up's stream
 @pytest.mark.parametrize("norm", NORMS)

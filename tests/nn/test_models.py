@@ -381,7 +381,7 @@ def test_autocast_stays_fused(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compile_takes_pygs_path_without_a_break(name: str, device: torch.device) -> None:
+def test_compile_has_no_graph_break(name: str, device: torch.device) -> None:
     ours, theirs, x, edge_index = start(name, device)
     compiled = torch.compile(ours.eval(), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x, edge_index), theirs.eval()(x, edge_index), rtol=1e-4, atol=1e-4)

@@ -384,11 +384,3 @@ def test_torchscript_takes_pygs_path(net: type[Net], options: dict[str, Any]) ->
     ours, theirs = pair(4, 4, torch.device("cpu"), torch.float32, **options)
     x = torch.randn(33, 4)
     torch.testing.assert_close(torch.jit.script(net(ours))(x, edge_index), net(theirs)(x, edge_index))
-
-
-def test_compile_takes_pygs_path_without_a_break(device: torch.device) -> None:
-    edge_index, _ = GRAPHS["ragged"](device)
-    ours, theirs = pair(4, 4, device, torch.float32, heads=2)
-    x = torch.randn(33, 4, device=device)
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index))
