@@ -6,6 +6,9 @@ from graphfuse import nn as nn
 from graphfuse import ops as ops
 from graphfuse import reference as reference
 from graphfuse import transforms as transforms
+from graphfuse.convert import convert as convert
+from graphfuse.convert import revert as revert
 from graphfuse.formats import RowWindows as RowWindows
 from graphfuse.formats import clear_cache as clear_cache
 from graphfuse.nn._dispatch import why_not as why_not
+from graphfuse.warmup import warmup as warmup

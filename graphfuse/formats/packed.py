@@ -92,7 +92,7 @@ def header_of(packed: Tensor) -> tuple[int, ...]:
     if packed.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a packed graph was first seen during CUDA graph capture, where its header cannot be read; "
-            "run the same call once before the capture"
+            "call graphfuse.warmup(model, data), or the op itself, before the capture"
         )
     header = tuple(packed[:_HEADER].tolist())
     adopt(packed, header)

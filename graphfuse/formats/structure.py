@@ -61,8 +61,8 @@ class Structure:
             if tracing or (self.windows.is_cuda and torch.cuda.is_current_stream_capturing()):
                 during = "tracing by torch.compile or torch.export" if tracing else "CUDA graph capture"
                 raise RuntimeError(
-                    f"the {name} of these row windows would be built during {during}; run the same call once "
-                    "before"
+                    f"the {name} of these row windows would be built during {during}; call "
+                    "graphfuse.warmup(model, data), or the op itself, once before"
                 )
             with self.lock, torch.no_grad():
                 built = getattr(self, name)

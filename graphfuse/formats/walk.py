@@ -96,7 +96,8 @@ def copies(w: Walk) -> Tensor | None:
         if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "the counts of repeated edges, for dropout, would be built during CUDA graph capture; "
-                "run the same step once before, with dropout and backward"
+                "call graphfuse.warmup(model, data) before, in training mode, or run the op and its backward "
+                "once"
             )
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)

@@ -152,7 +152,7 @@ def test_threads_build_once(builds: list[int]) -> None:
 def test_a_cold_capture_says_what_to_do_and_a_warm_one_pins() -> None:
     edge_index = edges().cuda()
     graph = torch.cuda.CUDAGraph()
-    message = "run the layer once before the capture"
+    message = r"call graphfuse\.warmup\(model, data\) before the capture"
     with pytest.raises(RuntimeError, match=message), torch.cuda.graph(graph):
         torch.ones(1, device="cuda").add_(1)
         row_windows(edge_index, 33, 33)

@@ -51,7 +51,7 @@ MODELS: dict[str, Callable[[float], tuple[torch.nn.Module, torch.nn.Module]]] = 
     ),
     "AGNNConv": lambda dropout: (GCNConv(8, 5), AGNNConv()),
 }
-MESSAGE = "run the same step once before, with dropout and backward"
+MESSAGE = r"graphfuse\.warmup\(model, data\) before, in training mode, or run the op and its backward once"
 
 
 @pytest.mark.gpu
