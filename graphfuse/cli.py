@@ -3,47 +3,91 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import json
 import sys
 import time
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import graphfuse
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graphfuse import RowWindows
+    from graphfuse.formats.inputs import Size
+
+
+class Mistake(Exception):
+    """What the user asked for cannot be had: printed without a traceback, exit status 2."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="graphfuse", description=graphfuse.__doc__, allow_abbrev=False)
+    """Runs a command; returns its exit status: 0, 1 if a check failed, 2 if there was nothing to run."""
+    parser = argparse.ArgumentParser(
+        prog="graphfuse",
+        description=graphfuse.__doc__,
+        epilog="`graphfuse COMMAND --help` lists the options of a command and shows an example.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=graphfuse.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for add in (_add_env, _add_doctor, _add_prepare, _add_plot, _add_train):
+        add(commands)
 
-    env = commands.add_parser("env", help="versions, GPUs, and which layers can fuse here and why not")
-    env.add_argument("--json", action="store_true", help="print one JSON object")
-    env.set_defaults(run=_env)
-
-    doctor = commands.add_parser("doctor", help="a short numerical self-check; exit status 1 on failure")
-    doctor.set_defaults(run=_doctor)
-
-    train = commands.add_parser(
-        "train",
-        help="train a model from a configuration file",
-        description="Example: graphfuse train configs/cora_gcn.yaml lr=0.005 --seeds 20 --compare",
-    )
-    train.add_argument("config", nargs="?", help="a YAML file, see configs/")
-    train.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
-    train.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")
-    train.add_argument("--layers", choices=["graphfuse", "pyg"], help="whose layers; same as layers=...")
-    train.add_argument("--compare", action="store_true", help="train with both, and print the ratio")
-    train.add_argument("--cuda-graph", action="store_true", help="capture the training step; cuda_graph=true")
-    train.add_argument("--data-root", help="folder of data sets; else GRAPHFUSE_DATA, else a cache folder")
-    train.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
-    train.add_argument("--list", action="store_true", help="list the data sets and stop")
-    train.add_argument("--json", action="store_true", help="end with one line of JSON")
-    train.set_defaults(run=_train)
-
+    arguments = sys.argv[1:] if arguments is None else arguments
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if named is not None and named not in commands.choices:
+        parser.error(_unknown("command", named, commands.choices))
     given = parser.parse_args(arguments)
-    status: int = given.run(given)
+    try:
+        status: int = given.run(given)
+    except Mistake as mistake:
+        print(f"graphfuse {given.command}: error: {mistake}", file=sys.stderr)
+        return 2
     return status
+
+
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], says: str, example: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=says,
+        description=f"{says[0].upper()}{says[1:]}.",
+        epilog=f"example: {example}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_data_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-root", metavar="FOLDER", help="folder of data sets; else GRAPHFUSE_DATA, else a cache folder"
+    )
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """One sentence: the name, all that there are, and the one that was probably meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}; there are {', '.join(known)}{meant}"
+
+
+# env
+
+
+def _add_env(commands: Any) -> None:
+    says = "versions, GPUs, settings, and which layers can fuse here and why not"
+    parser = _add(commands, "env", _env, says, "graphfuse env --json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _env(given: argparse.Namespace) -> int:
@@ -53,34 +97,211 @@ def _env(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(found))
         return 0
-    for section in ("versions", "optional"):
+    for section in ("versions", "optional", "environment"):
         print(f"{section}:")
-        for name, version in found[section].items():
-            print(f"  {name:<16} {version or '-'}")
+        for name, value in found[section].items():
+            print(f"  {name:<21} {'-' if value is None else value}")
     print("GPUs:")
     for gpu in found["gpus"]:
-        print(f"  {gpu['name']}, compute capability {gpu['capability']}")
+        print(f"  {gpu['name']}, compute capability {gpu['capability']}, {gpu['memory_gib']} GiB")
     if not found["gpus"]:
         print("  none")
     cache = found["kernel_cache"]
-    print(f"kernel cache: {cache['path']} ({'writable' if cache['writable'] else 'NOT writable'})")
+    print(f"kernel cache:\n  {cache['path']} ({'writable' if cache['writable'] else 'NOT writable'})")
     print("layers:")
     for name, reasons in found["layers"].items():
-        print(f"  {name:<16} {'; '.join(reasons) or 'fused'}")
+        print(f"  {name:<21} {'; '.join(reasons) or 'fused'}")
     return 0
 
 
+# doctor
+
+
+def _add_doctor(commands: Any) -> None:
+    says = "a short numerical self-check of every layer, forward and backward; exit status 1 on failure"
+    _add(commands, "doctor", _doctor, says, "graphfuse doctor")
+
+
 def _doctor(given: argparse.Namespace) -> int:
-    from graphfuse.env import self_check
+    from graphfuse.env import hints, self_check
 
     start = time.perf_counter()
     failed = 0
     for what, problem in self_check():
         print(f"{'ok  ' if problem is None else 'FAIL'} {what}" + ("" if problem is None else f": {problem}"))
         failed += problem is not None
+    for hint in hints():
+        print(f"hint {hint}")
     verdict = f"{failed} failed" if failed else "all well"
     print(f"{verdict} in {time.perf_counter() - start:.1f} s")
     return 1 if failed else 0
+
+
+# prepare
+
+_NPZ = "an .npz file with edge_index, or with indptr and indices (CSR as scipy saves it, a row per source)"
+
+
+def _add_prepare(commands: Any) -> None:
+    says = "build the row windows of graphs and save them, for graphfuse.formats.load_windows"
+    parser = _add(commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows")
+    parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {_NPZ}")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="where to write GRAPH.safetensors; else row_windows in --data-root"
+    )
+    parser.add_argument(
+        "--edge-order", action="store_true", help="also build and save what layers with edge weights need"
+    )
+    _add_data_root(parser)
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each graph")
+
+
+def _prepare(given: argparse.Namespace) -> int:
+    from graphfuse.formats import save_windows
+    from graphfuse.train.datasets import data_root
+
+    folder = Path(given.out) if given.out else data_root(given.data_root) / "row_windows"
+    for graph in given.graphs:
+        name, edge_index, size = _read_graph(graph, given.data_root)
+        start = time.perf_counter()
+        windows = _build(graph, edge_index, size)
+        if given.edge_order:
+            _ = windows.packed_rows, windows.packed_window_edges, windows.packed_row_edges
+        statistics, seconds = windows.statistics(), time.perf_counter() - start
+        path = folder / f"{name}.safetensors"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_windows(path, windows)
+        except OSError as error:
+            raise Mistake(f"cannot write {path} ({error}); name another folder with --out") from error
+        found = {
+            "graph": name,
+            "num_dst": windows.shape[0],
+            "num_src": windows.shape[1],
+            "num_edges": windows.num_edges,
+            "windows": int(statistics["windows"]),
+            "blocks_per_window": round(statistics["blocks_per_window"], 2),
+            "nbytes": windows.nbytes,
+            "seconds": round(seconds, 3),
+            "file": str(path),
+        }
+        print(json.dumps(found) if given.json else _line(found))
+    return 0
+
+
+def _line(found: dict[str, Any]) -> str:
+    square = (
+        "{num_dst:,} nodes" if found["num_dst"] == found["num_src"] else "{num_dst:,} x {num_src:,} nodes"
+    )
+    rest = "{windows:,} windows, {blocks_per_window} blocks per window, {nbytes:,} bytes, {seconds} s: {file}"
+    return f"{{graph}}: {square}, {{num_edges:,}} edges, {rest}".format(**found)
+
+
+def _build(graph: str, edge_index: Tensor, size: Size) -> RowWindows:
+    import torch
+
+    from graphfuse.formats import RowWindows
+
+    try:
+        # the same integers on a GPU and a CPU
+        return RowWindows.from_edge_index(edge_index.to("cuda" if torch.cuda.is_available() else "cpu"), size)
+    except (ValueError, IndexError) as error:
+        raise Mistake(f"{graph} holds no graph: {error}") from error
+
+
+def _read_graph(given: str, root: str | None) -> tuple[str, Tensor, Size]:
+    """Name, edge list and ``(num_src, num_dst)`` of a data set or an ``.npz`` file."""
+    from graphfuse.train import datasets
+
+    if given.endswith(".npz"):
+        return Path(given).stem, *_read_npz(given)
+    if given not in datasets.NAMES:
+        raise Mistake(f"{_unknown('data set', given, datasets.NAMES)} (or name a file, see --help)")
+    try:
+        data = datasets.load(given, root)
+    except datasets.DatasetError as error:
+        raise Mistake(str(error)) from error
+    return given, data.edge_index, (int(data.num_nodes), int(data.num_nodes))
+
+
+def _read_npz(path: str) -> tuple[Tensor, Size]:
+    import numpy as np
+    import torch
+
+    try:
+        with open(path, "rb") as raw:
+            if not zipfile.is_zipfile(raw):
+                raise ValueError("it is no archive")
+            with np.load(raw) as file:  # runs no code: it refuses pickles
+                found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise Mistake(f"cannot read {path} ({error}); wanted {_NPZ}") from error
+    integers = {name: array for name, array in found.items() if array.dtype.kind in "iu"}
+    arrays = {name: torch.from_numpy(array.astype(np.int64)) for name, array in integers.items()}
+    num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else None
+    if "edge_index" in arrays:
+        return arrays["edge_index"], (num_nodes, num_nodes)
+    layout = found.get("format", np.array("csr")).item()
+    if not {"indptr", "indices"} <= arrays.keys() or layout not in ("csr", b"csr"):
+        raise Mistake(f"{path} must be {_NPZ} (got {', '.join(found) or 'nothing'})")
+    indptr, target = arrays["indptr"], arrays["indices"]
+    length = torch.diff(indptr)
+    if len(length) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
+        raise Mistake(f"`indptr` in {path} must rise from 0 to the {len(target)} entries of `indices`")
+    source = torch.repeat_interleave(length)
+    columns = int(arrays["shape"][1]) if "shape" in arrays else num_nodes
+    return torch.stack([source, target]), (len(length), len(length) if columns is None else columns)
+
+
+# plot
+
+
+def _add_plot(commands: Any) -> None:
+    says = "draw TCBs and edges of a graph's row windows, and a spy plot of its edges"
+    parser = _add(commands, "plot", _plot, says, "graphfuse plot cora --out cora.svg")
+    parser.add_argument("graph", metavar="GRAPH", help=f"a data set, a file of `prepare`, or {_NPZ}")
+    parser.add_argument("--out", metavar="FILE", help="a .png or .svg; else GRAPH.png in this folder")
+    _add_data_root(parser)
+
+
+def _plot(given: argparse.Namespace) -> int:
+    from graphfuse import plot
+    from graphfuse.formats import load_windows
+
+    path = Path(given.out or f"{Path(given.graph).stem}.png")
+    try:
+        plot.check_suffix(path)
+        if given.graph.endswith(".safetensors"):
+            name, windows = Path(given.graph).stem, load_windows(given.graph)
+        else:
+            name, edge_index, size = _read_graph(given.graph, given.data_root)
+            windows = _build(given.graph, edge_index, size)
+        plot.write(plot.draw(windows, name), path)
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        raise Mistake(str(error)) from error
+    print(path)
+    return 0
+
+
+# train
+
+
+def _add_train(commands: Any) -> None:
+    says = "train a model from a configuration file"
+    example = "graphfuse train configs/cora_gcn.yaml lr=0.005 --seeds 20 --compare"
+    parser = _add(commands, "train", _train, says, example)
+    parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
+    parser.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")
+    parser.add_argument("--layers", choices=["graphfuse", "pyg"], help="whose layers; same as layers=...")
+    parser.add_argument("--compare", action="store_true", help="train with both, and print the ratio")
+    parser.add_argument(
+        "--cuda-graph", action="store_true", help="capture the training step; cuda_graph=true"
+    )
+    _add_data_root(parser)
+    parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("--list", action="store_true", help="list the data sets and stop")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -90,29 +311,41 @@ def _train(given: argparse.Namespace) -> int:
         print("\n".join(datasets.NAMES))
         return 0
     if given.config is None:
-        return _refuse("name a configuration file, for example configs/quickstart.yaml")
+        raise Mistake("name a configuration file, for example configs/quickstart.yaml")
     if given.seeds < 1:
-        return _refuse(f"--seeds must be at least 1 (got {given.seeds})")
+        raise Mistake(f"--seeds must be at least 1 (got {given.seeds})")
     overrides = list(given.overrides)
     overrides += [f"layers={given.layers}"] if given.layers else []
     overrides += ["cuda_graph=true"] if given.cuda_graph else []
+    known = [field.name for field in dataclasses.fields(config.TrainConfig)]
+    for key in (*_keys(given.config), *(text.split("=")[0] for text in overrides if "=" in text)):
+        if key not in known:
+            raise Mistake(_unknown("setting", key, known))
     settings, text = config.load(given.config, overrides)
+    if settings.dataset not in datasets.NAMES:
+        raise Mistake(_unknown("data set", settings.dataset, datasets.NAMES))
     if given.print_config:
         print(text.rstrip())
         return 0
     try:
         found = report.run(settings, given.seeds, given.compare, given.data_root, progress=True)
     except (datasets.DatasetError, ValueError) as error:
-        return _refuse(str(error))
+        raise Mistake(str(error)) from error
     print(report.table(found))
     if given.json:
         print(json.dumps(found))
     return 0
 
 
-def _refuse(message: str) -> int:
-    print(f"graphfuse train: error: {message}", file=sys.stderr)
-    return 2
+def _keys(path: str) -> list[str]:
+    """Settings that a configuration file names; what else is wrong with it, reading it will say."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    return [str(key) for key in read] if isinstance(read, dict) else []
 
 
 if __name__ == "__main__":

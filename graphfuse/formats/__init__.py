@@ -2,3 +2,5 @@
 
 from graphfuse.formats.cache import clear_cache as clear_cache
 from graphfuse.formats.row_windows import RowWindows as RowWindows
+from graphfuse.formats.save import load_windows as load_windows
+from graphfuse.formats.save import save_windows as save_windows
