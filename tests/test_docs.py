@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import doctest
+import importlib
 import io
+import json
 import os
 import re
 import runpy
@@ -12,16 +15,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import graphfuse.testing
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "graphfuse"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = [
     "pip install -c constraints.txt -e . && graphfuse train configs/quickstart.yaml",
     'pip install -c constraints.txt -e ".[test]" && pytest',
@@ -45,16 +50,121 @@ def test_examples_run_and_print_what_is_shown(page: Path) -> None:
             assert printed.getvalue() == following[2]
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "docs/examples").glob("*.py")), ids=lambda path: path.stem)
-def test_scripts_run(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_docstring_examples_print_what_is_shown() -> None:
+    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if ">>> " in path.read_text():
+            module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            for example in finder.find(module, globs={**vars(module), "torch": torch}):
+                runner.run(example)
+    failed, run = runner.summarize()
+    assert run > 0 and not failed
+
+
+class WholeGraph:
+    """In the place of NeighborLoader, which needs pyg-lib: every batch is the graph, its own nodes first."""
+
+    def __init__(
+        self, data: Data, num_neighbors: list[int], batch_size: int, input_nodes: Any = None, **_: Any
+    ) -> None:
+        every = torch.arange(data.num_nodes)
+        self.data, self.nodes = data, (every if input_nodes is None else every[input_nodes]).split(batch_size)
+
+    def __iter__(self) -> Iterator[Data]:
+        for nodes in self.nodes:
+            others = torch.ones(self.data.num_nodes, dtype=torch.bool).index_fill_(0, nodes, False)
+            n_id = torch.cat([nodes, others.nonzero().view(-1)])
+            edge_index = n_id.argsort()[self.data.edge_index]
+            batch = Data(edge_index=edge_index, n_id=n_id, batch_size=nodes.numel(), num_nodes=n_id.numel())
+            for key in {"x", "y"} & set(self.data.keys()):
+                batch[key] = self.data[key][n_id.to(self.data[key].device)]
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def tiny_graph() -> Data:
+    """A ring with chords, three classes; every node in one split."""
+    nodes = torch.arange(12)
+    chords = torch.stack([nodes, (5 * nodes + 2) % 12])
+    data = Data(x=torch.rand(12, 5), y=nodes % 3, edge_index=torch.cat([nodes.expand(2, -1), chords], 1))
+    data.edge_index[1, :12] = nodes.roll(1)
+    for k, name in enumerate(("train", "val", "test")):
+        data[f"{name}_mask"] = nodes // 4 == k
+    return data
+
+
+SCRIPTS = {
+    "gcn": ["--hidden_channels", "4"],
+    "gat": ["--hidden_channels", "2", "--heads", "2"],
+    "agnn": ["--hidden_channels", "4"],
+    "unimp_arxiv": ["--hidden_channels", "4", "--label_rate", "0.5"],
+    "reddit": ["--hidden_channels", "4", "--num_workers", "0"],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_train_as_with_the_layers_of_pyg(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")  # the interpreter would take minutes on 2,708 nodes
-    monkeypatch.setattr(sys, "argv", [str(script), "--dataset", "quickstart", "--epochs", "2"])
-    runpy.run_path(str(script), run_name="__main__")
-    assert "epoch 002" in capsys.readouterr().out
-    assert len(script.read_text().splitlines()) < 60
+    path = ROOT / f"docs/examples/{script}.py"
+    text, printed = path.read_text(), []
+    monkeypatch.setattr("graphfuse.train.datasets.planted_partition", tiny_graph)
+    monkeypatch.setattr("torch_geometric.loader.NeighborLoader", WholeGraph)
+    monkeypatch.setattr(
+        sys, "argv", [str(path), "--dataset", "Quickstart", "--epochs", "1", *SCRIPTS[script]]
+    )
+    monkeypatch.setenv("GRAPHFUSE_STRICT", "1")  # fused, or an error
+    for layers in ("graphfuse", "torch_geometric"):
+        torch.manual_seed(0)
+        exec(
+            compile(text.replace("from graphfuse.nn ", f"from {layers}.nn "), path, "exec"),
+            {"__name__": script},
+        )
+        lines = [line for line in capsys.readouterr().out.splitlines() if "Epoch: " in line]
+        printed.append([float(number) for number in re.findall(r"-?\d+\.\d+", " ".join(lines))])
+    assert len(printed[0]) >= 4
+    if script != "gat":  # whose layers drop weights, each with its own random numbers
+        assert printed[0] == pytest.approx(printed[1], abs=2e-4)
+
+
+OTHERS = sorted({path.stem for path in (ROOT / "docs/examples").glob("*.py")} - SCRIPTS.keys())
+
+
+@pytest.mark.parametrize("script", OTHERS)
+def test_other_scripts_run(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / f"docs/examples/{script}.py")
+    monkeypatch.setattr("graphfuse.train.datasets.planted_partition", tiny_graph)
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")  # what the layers do is tested elsewhere
+    monkeypatch.setattr(sys, "argv", [path, "--dataset", "quickstart", "--epochs", "2"])
+    runpy.run_path(path, run_name="__main__")
+    assert "002" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_little_in_a_script_is_of_graphfuse(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ROOT / f"docs/examples/{script}.py"
+    text = path.read_text()
+    tree = ast.parse(text)
+    ours = {
+        name.name: node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    ours = {name: node.lineno for name, node in ours.items() if "graphfuse" in str(node.module)}
+    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in ours}
+    layers = {name for name in ours if name.endswith("Conv")}
+    around = lines | {ours[name] for name in ours.keys() - layers}
+    around -= {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in layers}
+    assert len(layers) == 1 and 0 < len(around) <= 5
+    assert len(text.splitlines()) <= 110
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    assert "--root" in capsys.readouterr().out
 
 
 def test_readme_has_two_commands_and_ci_runs_them() -> None:
@@ -124,6 +234,65 @@ def test_every_public_name_has_a_place_in_the_api() -> None:
             own = getattr(value, "__module__", "").startswith(module.__name__)
             if own and callable(value) and not name.startswith("_"):
                 assert f" {module.__name__}.{name}\n" in page
+
+
+def test_the_drawing_is_of_the_record() -> None:
+    first = next(
+        fence for fence in FENCE.finditer((ROOT / "docs/format.md").read_text()) if fence[1] == "python"
+    )
+    namespace: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(first[2], namespace)
+    walk = namespace["windows"].walk()
+    window = torch.repeat_interleave(walk.ptr.diff()).tolist()
+    masks = enumerate(walk.row_mask.tolist())
+    wanted = {(e, 16 * window[e] + r) for e, mask in masks for r in range(16) if mask >> r & 1}
+    drawing = (ROOT / "docs/row-windows.svg").read_text()
+
+    def drawn(*names: str) -> set[tuple[int, ...]]:
+        pattern = " ".join(f'data-{name}="(\\d+)"' for name in names)
+        return {tuple(map(int, found)) for found in re.findall(pattern, drawing)}
+
+    assert drawn("entry", "row") == wanted
+    assert drawn("column", "row") == set(zip(*namespace["edge_index"].tolist(), strict=True))
+
+
+HEADINGS = (
+    "What it computes",
+    "Bytes moved",
+    "Saved for backward",
+    "Error",
+    "When it applies",
+    "Reference and source",
+)
+
+
+def test_every_op_has_a_page() -> None:
+    listed = dict(
+        re.findall(r"^\| \[`(\w+)`\]\((\S+\.md)\) \|", (ROOT / "docs/ops.md").read_text(), re.MULTILINE)
+    )
+    assert listed.keys() == {
+        name for name, value in vars(graphfuse.ops).items() if callable(value) and not name.startswith("_")
+    }
+    for op, page in listed.items():
+        text = (ROOT / "docs" / page).read_text()
+        assert [text.count(f"\n## {heading}\n") for heading in HEADINGS] == [1] * len(HEADINGS), page
+        assert f"{{func}}`graphfuse.ops.{op}`" in text and f"{{func}}`graphfuse.reference.{op}`" in text, op
+
+
+def test_figures_of_memory_are_recorded() -> None:
+    lines = "\n".join(
+        path.read_text() for path in sorted((ROOT / "benchmarks/results/nvidia-h200").glob("*.jsonl"))
+    )
+    records = [json.loads(line) for line in lines.splitlines() if line]
+    bytes_of = [record.get("peak_mib") for record in records]
+    bytes_of += [record.get("extra", {}).get("total_peak_mib") for record in records]
+    bytes_of += [record.get("extra", {}).get("nbytes", 0) / 2**20 for record in records]
+    known = {f"{figure:,.0f}" for figure in bytes_of if figure}
+    tables = (ROOT / "docs/memory.md").read_text().split("## Measured")[1]
+    figures = re.findall(r"(?<=\| )[\d,]+(?= \|)", tables)
+    assert len(figures) > 15
+    assert set(figures) <= known
 
 
 @pytest.mark.parametrize(
