@@ -16,6 +16,7 @@ from tqdm import tqdm
 from benchmarks import additive as additive
 from benchmarks import attention as attention
 from benchmarks import attention_steps as attention_steps
+from benchmarks import blocks as blocks
 from benchmarks import cora_step as cora_step
 from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm

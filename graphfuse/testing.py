@@ -1,4 +1,4 @@
-"""Named hostile graphs, and the one comparison that every op and layer is held to."""
+"""Named hostile graphs, sampled mini-batches, and the one comparison that ops and layers are held to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader.utils import filter_data
+
+from graphfuse.formats.inputs import as_edge_index
 
 Graph = tuple[Tensor, tuple[int, int]]  # edge_index, (num_src, num_dst)
 
@@ -57,6 +61,88 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
     "bipartite": _graph(lambda: _random(50, 21, 130), 50, 21),
     "bipartite_tall": _graph(lambda: _random(3, 70, 80), 3, 70),
 }
+
+
+def neighbor_batches(
+    data: Data,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    input_nodes: Tensor | None = None,
+    seed: int = 0,
+) -> Iterator[Data]:
+    r"""Mini-batches as of PyG's ``NeighborLoader``, without the libraries that it needs.
+
+    Hop :math:`l` takes up to ``num_neighbors[l]`` in-neighbours, each edge at most once, of every node that
+    the hop before found first. Nodes are numbered as they are found, the seeds first, and edges are ordered
+    by hop and receiver, so ``trim_to_layer`` applies. The same seed gives the same batches on every device.
+
+    Args:
+        data: The graph, with an ``edge_index`` from sources to receivers.
+        num_neighbors: In-neighbours of a node to take in each hop; -1 takes all.
+        batch_size: Seeds of a batch; the last batch may have fewer.
+        input_nodes: ``int64[num_seeds]``, distinct nodes to take seeds from, in this order; ``None``: all.
+        seed: Of the random choice.
+
+    Yields:
+        ``Data`` with what ``data`` holds for its nodes and edges (other attributes as they are, as in PyG),
+        ``edge_index`` ``int64[2, num_edges]`` in the batch's numbers, ``n_id`` and ``e_id`` (the nodes and
+        edges of ``data``), ``input_id`` (positions in ``input_nodes``), ``batch_size``, and the lists
+        ``num_sampled_nodes`` (seeds first) and ``num_sampled_edges``, a number for each hop.
+
+    Raises:
+        ValueError: ``batch_size`` is not positive, or a number of neighbours is below -1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be positive (got {batch_size})")
+    if min(num_neighbors, default=0) < -1:
+        raise ValueError(f"`num_neighbors` must be -1, for all, or more (got {list(num_neighbors)})")
+    edge_index, num_nodes, _ = as_edge_index(data.edge_index, (int(data.num_nodes),) * 2)
+    device, source = edge_index.device, edge_index[0].long()
+    receiver, edges = edge_index[1].long().sort(stable=True)
+    first = torch.searchsorted(receiver, torch.arange(num_nodes + 1, device=device))
+    seeds = torch.arange(num_nodes, device=device) if input_nodes is None else input_nodes.to(device)
+    generator = torch.Generator().manual_seed(seed)  # of the CPU, whatever the device
+    number = torch.full((num_nodes,), -1, device=device)  # of each node in the batch, -1 outside
+    for input_id in torch.arange(seeds.numel(), device=device).split(batch_size):
+        n_id, begin, col = seeds[input_id], 0, receiver[:0]
+        row, e_id, num_sampled_nodes, num_sampled_edges = col, col, [n_id.numel()], []
+        number[n_id] = torch.arange(n_id.numel(), device=device)
+        for count in num_neighbors:
+            place, hop_col = _in_edges(first, n_id[begin:], count, generator)
+            node = source[edges[place]]
+            found = _in_order_of_appearance(node[number[node] < 0])
+            number[found] = torch.arange(n_id.numel(), n_id.numel() + found.numel(), device=device)
+            col, row = torch.cat([col, hop_col + begin]), torch.cat([row, number[node]])
+            e_id, begin, n_id = torch.cat([e_id, edges[place]]), n_id.numel(), torch.cat([n_id, found])
+            num_sampled_nodes.append(found.numel())
+            num_sampled_edges.append(node.numel())
+        number[n_id] = -1
+        batch = filter_data(data, n_id, row, col, e_id)
+        batch.n_id, batch.e_id, batch.input_id, batch.batch_size = n_id, e_id, input_id, input_id.numel()
+        batch.num_sampled_nodes, batch.num_sampled_edges = num_sampled_nodes, num_sampled_edges
+        yield batch
+
+
+def _in_edges(first: Tensor, node: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    # places, among edges sorted by receiver, of up to `count` edges into each node; positions in `node`
+    degree = first[node + 1] - first[node]
+    col = torch.repeat_interleave(degree)
+    rank = torch.arange(col.numel(), device=col.device) - (degree.cumsum(0) - degree)[col]
+    place = first[node][col] + rank
+    if count < 0:
+        return place, col
+    shuffled = torch.rand(col.numel(), generator=generator).to(col.device).argsort(stable=True)
+    shuffled = shuffled[col[shuffled].argsort(stable=True)]  # by node again, in random order within one
+    kept = shuffled[rank < count].sort().values
+    return place[kept], col[kept]
+
+
+def _in_order_of_appearance(node: Tensor) -> Tensor:
+    # distinct nodes
+    ordered, place = node.sort(stable=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return node[place[new].sort().values]
 
 
 def compare(

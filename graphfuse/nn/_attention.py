@@ -71,10 +71,12 @@ def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, 
     like = x if isinstance(x, Tensor) else x[0]
     if lin is None:
         return ["edge_attr is given to a layer without edge_dim, which adds it to the values as it is"]
-    if not is_plain(lin) or lin.weight.dtype is not like.dtype or lin.bias is not None:
+    autocast = torch.is_autocast_enabled(like.device.type)
+    if not is_plain(lin) or lin.bias is not None or not (autocast or lin.weight.dtype is like.dtype):
         return ["lin_edge is not a plain linear map in the dtype of x"]
     fits = is_of_edges(edge_attr, edge_index, like) and edge_attr.dim() == 2
-    if not fits or edge_attr.dtype is not like.dtype or lin.weight.size(1) != edge_attr.size(1):
+    fits = fits and (edge_attr.dtype is like.dtype or (autocast and edge_attr.is_floating_point()))
+    if not fits or lin.weight.size(1) != edge_attr.size(1):
         return ["edge_attr is not a matrix of edge_dim columns, a row for each edge, in the dtype of x"]
     if not launch.attention_takes_edges(heads, head_dim, edge_attr.size(1)):
         return [

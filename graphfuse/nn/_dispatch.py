@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
@@ -60,6 +61,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
         )
         and (_fits(x) if type(x) is Tensor else type(x) is tuple and all(map(_fits, x)))
         and "GRAPHFUSE_DISABLE" not in os.environ
+        and not _is_transformed()
     )
 
 
@@ -93,6 +95,9 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         yield "GRAPHFUSE_DISABLE=1 is set"
     if torch._C._get_tracing_state() is not None:  # torch.jit.trace and the ONNX exporter built on it
         yield "the model is being traced or exported to ONNX"
+        return  # what follows would be traced as well
+    if not torch.compiler.is_compiling() and _is_transformed():
+        yield "torch.func or forward-mode differentiation transforms the call"
     if layer.explain is True:
         yield "the layer is being explained (layer.explain is True), which needs every message"
     if layer.decomposed_layers != 1:
@@ -113,6 +118,10 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
     yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one))
 
 
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a trace keeps its environment
 def _is_disabled() -> bool:
     return os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0")
@@ -130,6 +139,8 @@ def _feature_reasons(x: Any) -> Iterator[str]:
 
 
 def _edge_index_reasons(edge_index: Any) -> Iterator[str]:
+    if isinstance(edge_index, EdgeIndex) and torch.compiler.is_compiling():
+        yield "the graph is an EdgeIndex, whose writes a trace does not see; pass edge_index.as_tensor()"
     if isinstance(edge_index, (RowWindows, EdgeIndex)):
         return
     if isinstance(edge_index, (list, tuple)) and any(isinstance(one, RowWindows) for one in edge_index):

@@ -109,7 +109,7 @@ class AGNNConv(MessagePassing):
             reasons.append("the features have no columns")
         if not reasons and x.size(1) > MAX_HEAD_DIM:
             reasons.append(f"the features are {x.size(1)} wide; the kernels take at most {MAX_HEAD_DIM}")
-        if not reasons and self.beta.dtype is not x.dtype:
+        if not reasons and torch.promote_types(x.dtype, self.beta.dtype) not in (x.dtype, torch.float32):
             reasons.append(f"beta is {self.beta.dtype} and the features are {x.dtype}")
         return reasons
 
@@ -118,6 +118,7 @@ class AGNNConv(MessagePassing):
         windows = row_windows(edge_index, x.size(0), x.size(0))
         if self.flow == "target_to_source":
             windows = windows.transpose()
+        x = x.to(torch.promote_types(x.dtype, self.beta.dtype))
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result
         # as F.normalize, but the rows of x serve as keys and as values, and are read once

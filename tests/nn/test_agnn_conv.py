@@ -143,7 +143,15 @@ def test_reasons(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = torch.randn(33, 300, device=device)
     falls_back(wide, "the features are 300 wide; the kernels take at most 256")
     falls_back(x, "the aggregation is 'mean'; the kernels sum", aggr="mean")
-    falls_back(x.half(), "beta is torch.float32 and the features are torch.float16")
+    double = [layer.double() for layer in pair(device)]
+    assert graphfuse.why_not(double[0], x, edge_index) == [
+        "beta is torch.float64 and the features are torch.float32"
+    ]
+    torch.testing.assert_close(*(layer(x, edge_index) for layer in double))
+    ours, theirs = pair(device)
+    found, wanted = (layer(x.half(), edge_index) for layer in (ours, theirs))
+    assert path_taken(ours) == [] and found.dtype is wanted.dtype is torch.float32
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
     falls_back(x[:, :0], "the features have no columns")
     ours, _ = pair(device)
     pairs = "the features are a pair; AGNNConv takes one set of nodes"

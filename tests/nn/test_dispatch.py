@@ -56,6 +56,26 @@ def test_strict(layers, graph, monkeypatch: pytest.MonkeyPatch) -> None:
         layers[0](*graph)
 
 
+def test_transforms_of_torch_func(layers, graph) -> None:
+    x, edge_index = graph
+    reason = "torch.func or forward-mode differentiation transforms the call"
+
+    def run(layer: torch.nn.Module) -> list[torch.Tensor]:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return layer(x, edge_index).square().sum()
+
+        batch = torch.stack([x, 2 * x])
+        value, tangent = torch.func.jvp(loss, (x,), (torch.ones_like(x),))
+        return [torch.func.grad(loss)(x), torch.func.vmap(loss)(batch), value, tangent]
+
+    torch.testing.assert_close(*map(run, layers))
+    assert path_taken(layers[0]) == [reason]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        assert graphfuse.why_not(layers[0], dual, edge_index) == [reason]
+    assert graphfuse.why_not(layers[0], *graph) == []
+
+
 def test_explain_on_and_off(layers, graph) -> None:
     mask = torch.randn(graph[1].size(1), device=graph[0].device)
     for layer in layers:
