@@ -12,7 +12,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
-from graphfuse.nn._attention import head_reasons, is_of_edges, is_plain
+from graphfuse.nn._attention import is_of_edges, is_plain
 
 
 def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
@@ -22,6 +22,21 @@ def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
     if is_torch_sparse_tensor(edge_index):
         edge_index = set_sparse_value(edge_index, alpha)
     return out, (edge_index, alpha)
+
+
+def attend_and_weigh(
+    layer: Any, attend: Any, weigh: Any, given: dict[str, Any], edge_index: Any
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The result of an op ``attend``, and of ``weigh`` the weights that it used, as PyG returns them."""
+    if given["dropout"] > 0:  # both have to drop the same
+        given["seed"] = torch.randint(1 << 62, (1,), device=given["windows"].device)
+    out = attend(**given)
+    edges, alpha = weigh(**{name: value for name, value in given.items() if name != "x"})
+    if not layer.add_self_loops:
+        edges = edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index
+    elif layer.flow == "target_to_source":
+        edges = edges.flip(0)
+    return out, (edges, alpha)
 
 
 def sparse_with_loops(adj_t: SparseTensor, edge_dim: int | None) -> SparseTensor:
@@ -47,14 +62,6 @@ def unshared(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
     if layer.concat and res is None and layer.bias is None and out.requires_grad:
         out = out.clone()  # the op keeps its result for backward, where a change in place is an error
     return finished(layer, out, res)
-
-
-def option_reasons(layer: Any, return_attention_weights: Any) -> list[str]:
-    """Why the options of ``layer`` do not fuse, a sentence each."""
-    reasons = []
-    if return_attention_weights:
-        reasons.append("return_attention_weights asks for the weights, which the kernel does not store")
-    return reasons + head_reasons(layer)
 
 
 def dtype_reasons(att: Tensor, like: Tensor) -> list[str]:

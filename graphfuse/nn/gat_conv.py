@@ -29,17 +29,18 @@ from graphfuse.kernels.device import HALF
 from graphfuse.nn import _dispatch
 from graphfuse.nn._additive import (
     as_columns,
+    attend_and_weigh,
     dtype_reasons,
     edge_attr_reasons,
     finished,
     loop_features,
-    option_reasons,
     result_dtype,
     sparse_with_loops,
     summed_at_receivers,
     unshared,
     with_attention,
 )
+from graphfuse.nn._attention import head_reasons
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -204,7 +205,6 @@ class GATConv(MessagePassing):
             plainly = (
                 (edge_attr is None or self.lin_edge is None)
                 and size is None
-                and not return_attention_weights
                 and self.out_channels <= MAX_HEAD_DIM
                 and 0 <= self.dropout < 1
                 and _dispatch.holds(self, GATConv, x, edge_index)
@@ -218,7 +218,7 @@ class GATConv(MessagePassing):
             )
             if not reasons:
                 _dispatch.note(self, reasons)
-                return self._forward_fused(x, edge_index, edge_attr, size)
+                return self._forward_fused(x, edge_index, edge_attr, size, return_attention_weights)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
         shape = (-1, self.heads, self.out_channels)
@@ -314,11 +314,10 @@ class GATConv(MessagePassing):
             reasons += dtype_reasons(self.att_src, like)
             if self.lin_edge is not None and edge_attr is not None:
                 reasons += edge_attr_reasons(self, edge_attr, like, edge_index)
-        reasons += option_reasons(self, return_attention_weights)
-        return reasons
+        return reasons + head_reasons(self)
 
     @torch.jit.unused
-    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Tensor:
+    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, size: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         num_dst = size[1] if x_dst is None else x_dst.size(0)
         graph = row_windows(edge_index, x_src.size(0), num_dst)
@@ -329,18 +328,21 @@ class GATConv(MessagePassing):
         edge_score = loop_score = None
         if edge_attr is not None and self.lin_edge is not None:
             edge_score, loop_score = self._edge_scores(edge_attr, graph, x_src.dtype)
-        out = ops.gat_attention(
-            a_src,
-            a_dst,
-            x_src,
-            graph if self.flow == "source_to_target" else graph.transpose(),
-            self.negative_slope,
-            edge_score,
-            self.dropout if self.training else 0.0,
-            self_loops=bool(self.add_self_loops),
-            loop_score=loop_score,
-        )
-        return unshared(self, out, res)
+        given: dict[str, Any] = {
+            "a_src": a_src,
+            "a_dst": a_dst,
+            "x": x_src,
+            "windows": graph if self.flow == "source_to_target" else graph.transpose(),
+            "negative_slope": self.negative_slope,
+            "edge_score": edge_score,
+            "dropout": self.dropout if self.training else 0.0,
+            "self_loops": bool(self.add_self_loops),
+            "loop_score": loop_score,
+        }
+        if not with_weights:
+            return unshared(self, ops.gat_attention(**given), res)
+        out, weights = attend_and_weigh(self, ops.gat_attention, ops.gat_attention_weights, given, edge_index)
+        return unshared(self, out, res), weights
 
     def _project(self, x_src: Tensor, x_dst: OptTensor) -> tuple[Tensor, Tensor, OptTensor]:
         """The rows of the sources, and the terms of sources and receivers in the scores."""

@@ -21,17 +21,17 @@ from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._additive import (
     as_columns,
+    attend_and_weigh,
     dtype_reasons,
     edge_attr_reasons,
     finished,
     loop_features,
-    option_reasons,
     result_dtype,
     sparse_with_loops,
     unshared,
     with_attention,
 )
-from graphfuse.nn._attention import is_plain, stacked
+from graphfuse.nn._attention import head_reasons, is_plain, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -186,7 +186,6 @@ class GATv2Conv(MessagePassing):
         if not torch.jit.is_scripting():
             plainly = (
                 edge_attr is None
-                and not return_attention_weights
                 and self.out_channels <= MAX_HEAD_DIM
                 and 0 <= self.dropout < 1
                 and _dispatch.holds(self, GATv2Conv, x, edge_index)
@@ -198,7 +197,7 @@ class GATv2Conv(MessagePassing):
             )
             if not reasons:
                 _dispatch.note(self, reasons)
-                return self._forward_fused(x, edge_index, edge_attr)
+                return self._forward_fused(x, edge_index, edge_attr, return_attention_weights)
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
 
         shape = (-1, self.heads, self.out_channels)
@@ -280,11 +279,10 @@ class GATv2Conv(MessagePassing):
                 reasons.append("edge_attr is given to a layer without edge_dim, which refuses it")
             elif edge_attr is not None:
                 reasons += edge_attr_reasons(self, edge_attr, like, edge_index)
-        reasons += option_reasons(self, return_attention_weights)
-        return reasons
+        return reasons + head_reasons(self)
 
     @torch.jit.unused
-    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any) -> Tensor:
+    def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         graph = row_windows(edge_index, x_src.size(0), x_dst.size(0))
         res = None if self.res is None else self.res(x_dst)
@@ -295,18 +293,22 @@ class GATv2Conv(MessagePassing):
             edge, loop_edge = self._edges(edge_attr, graph, dtype)
         one = x_r is x_l
         x_l = x_l.to(dtype)
-        out = ops.gatv2_attention(
-            x_l,
-            x_l if one else x_r.to(dtype),
-            self.att.to(dtype)[0],
-            graph if self.flow == "source_to_target" else graph.transpose(),
-            self.negative_slope,
-            edge,
-            self.dropout if self.training else 0.0,
-            self_loops=bool(self.add_self_loops),
-            loop_edge=loop_edge,
-        )
-        return unshared(self, out, res)
+        given: dict[str, Any] = {
+            "x_src": x_l,
+            "x_dst": x_l if one else x_r.to(dtype),
+            "att": self.att.to(dtype)[0],
+            "windows": graph if self.flow == "source_to_target" else graph.transpose(),
+            "negative_slope": self.negative_slope,
+            "edge": edge,
+            "dropout": self.dropout if self.training else 0.0,
+            "self_loops": bool(self.add_self_loops),
+            "loop_edge": loop_edge,
+        }
+        if not with_weights:
+            return unshared(self, ops.gatv2_attention(**given), res)
+        attend, weigh = ops.gatv2_attention, ops.gatv2_attention_weights
+        out, weights = attend_and_weigh(self, attend, weigh, given, edge_index)
+        return unshared(self, out, res), weights
 
     def _project(self, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of sources and of receivers, by heads."""

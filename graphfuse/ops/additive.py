@@ -10,12 +10,12 @@ from torch import Tensor
 
 from graphfuse import reference
 from graphfuse.formats import RowWindows
-from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
+from graphfuse.ops._check_additive import check_gat, check_gatv2
 from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
-from graphfuse.ops.attention import MAX_HEAD_DIM, contiguous_heads
+from graphfuse.ops.attention import contiguous_heads
 
 
 def gat_attention(
@@ -70,15 +70,7 @@ def gat_attention(
         Reference: :func:`graphfuse.reference.gat_attention`. Source: Veličković et al., Graph Attention
         Networks, ICLR 2018 (arXiv:1710.10903).
     """
-    _check.windows(windows)
-    num_dst, num_src = windows.shape
-    _check.heads("x", x, num_src, windows.device)
-    heads = x.size(1)
-    for name, value, rows in (("a_src", a_src, num_src), ("a_dst", a_dst, num_dst)):
-        _check.matrix(name, value, rows, x.device, heads)
-        _check.same_dtype(name, value, "x", x.dtype)
-    of_edges = ("edge_score", edge_score), ("loop_score", loop_score)
-    seed = _checked(x, windows, dropout, seed, self_loops, (heads,), of_edges)
+    seed = check_gat(a_src, a_dst, x, windows, dropout, seed, self_loops, edge_score, loop_score)
     tilted = torch.is_grad_enabled() and a_dst.requires_grad
     how = How(float(negative_slope), float(dropout), self_loops, False, tilted)
     return _call(how, windows, a_dst, a_src, x, edge_score, loop_score, seed)
@@ -134,46 +126,9 @@ def gatv2_attention(
         :func:`graphfuse.reference.gatv2_attention`. Source: Brody et al., How Attentive are Graph Attention
         Networks?, ICLR 2022 (arXiv:2105.14491).
     """
-    _check.windows(windows)
-    num_dst, num_src = windows.shape
-    _check.heads("x_src", x_src, num_src, windows.device)
-    _check.heads("x_dst", x_dst, num_dst, x_src.device, x_src, "x_src")
-    _check.matrix("att", att, x_src.size(1), x_src.device, x_src.size(2))
-    _check.same_dtype("att", att, "x_src", x_src.dtype)
-    of_edges = ("edge", edge), ("loop_edge", loop_edge)
-    seed = _checked(x_src, windows, dropout, seed, self_loops, tuple(x_src.shape[1:]), of_edges, "x_src")
+    seed = check_gatv2(x_src, x_dst, att, windows, dropout, seed, self_loops, edge, loop_edge)
     how = How(float(negative_slope), float(dropout), self_loops, True, False)
     return _call(how, windows, x_dst, att, x_src, edge, loop_edge, seed)
-
-
-def _checked(
-    x: Tensor,
-    windows: RowWindows,
-    dropout: float,
-    seed: Tensor | None,
-    self_loops: bool,
-    width: tuple[int, ...],
-    of_edges: tuple[tuple[str, Tensor | None], tuple[str, Tensor | None]],
-    name: str = "x",
-) -> Tensor | None:
-    """Checks what both attentions take, and returns the seed."""
-    if x.size(2) > MAX_HEAD_DIM:
-        raise ValueError(f"`{name}` must have a head_dim of at most {MAX_HEAD_DIM} (got {x.size(2)})")
-    (edge_name, edge), (loop_name, loop_edge) = of_edges
-    rows = (windows.num_edges, min(windows.shape))
-    for (given, value), num in zip(of_edges, rows, strict=True):
-        if value is not None:
-            _check.strided(given, value, x.device)
-            _check.same_dtype(given, value, name, x.dtype)
-            if value.shape != (num, *width):
-                raise ValueError(f"`{given}` must have shape {[num, *width]} (got {list(value.shape)})")
-    if (loop_edge is not None) != (edge is not None and self_loops):
-        wanted = "with" if loop_edge is None else "only with"
-        raise ValueError(f"`{loop_name}` must be given {wanted} both `{edge_name}` and `self_loops`")
-    if not torch.compiler.is_compiling():
-        _check.runs_kernel(x, name)
-        pin_if_capturing(windows)
-    return _check.dropout_seed(dropout, seed, x.device)
 
 
 class How(NamedTuple):

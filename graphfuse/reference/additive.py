@@ -46,12 +46,33 @@ def gat_attention(
     Returns:
         ``[num_dst, heads, head_dim]``; rows without in-neighbours are 0.
     """
+    return _sums(
+        x,
+        a_dst.size(0),
+        *gat_attention_weights(
+            edge_index, a_src, a_dst, negative_slope, edge_score, dropout, seed, self_loops, loop_score
+        ),
+    )
+
+
+def gat_attention_weights(
+    edge_index: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    negative_slope: float = 0.2,
+    edge_score: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    self_loops: bool = False,
+    loop_score: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The weights of :func:`gat_attention` after dropout: edges, loops last, and ``[num_weights, heads]``."""
     edge_index, edge_score = _with_loops(edge_index, edge_score, a_src, a_dst, self_loops, loop_score)
     # index_select: its derivative adds rows in float32 where that of a_src[src] would round every addition
     score = a_src.index_select(0, edge_index[0]) + a_dst.index_select(0, edge_index[1])
     if edge_score is not None:
         score = score + edge_score
-    return _attend(edge_index, F.leaky_relu(score, negative_slope), x, a_dst.size(0), dropout, seed)
+    return _weights(edge_index, F.leaky_relu(score, negative_slope), a_dst.size(0), dropout, seed)
 
 
 def gatv2_attention(
@@ -84,12 +105,34 @@ def gatv2_attention(
     Returns:
         ``[num_dst, heads, head_dim]``; rows without in-neighbours are 0.
     """
+    return _sums(
+        x_src,
+        x_dst.size(0),
+        *gatv2_attention_weights(
+            edge_index, x_src, x_dst, att, negative_slope, edge, dropout, seed, self_loops, loop_edge
+        ),
+    )
+
+
+def gatv2_attention_weights(
+    edge_index: Tensor,
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    negative_slope: float = 0.2,
+    edge: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    self_loops: bool = False,
+    loop_edge: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The weights of :func:`gatv2_attention` after dropout: edges, loops last, ``[num_weights, heads]``."""
     edge_index, edge = _with_loops(edge_index, edge, x_src, x_dst, self_loops, loop_edge)
     hidden = x_src.index_select(0, edge_index[0]) + x_dst.index_select(0, edge_index[1])
     if edge is not None:
         hidden = hidden + edge
     score = (F.leaky_relu(hidden, negative_slope) * att).sum(2)
-    return _attend(edge_index, score, x_src, x_dst.size(0), dropout, seed)
+    return _weights(edge_index, score, x_dst.size(0), dropout, seed)
 
 
 def _with_loops(
@@ -112,12 +155,16 @@ def _with_loops(
     return edge_index, edge
 
 
-def _attend(
-    edge_index: Tensor, score: Tensor, x: Tensor, num_dst: int, dropout: float, seed: Tensor | None
-) -> Tensor:
+def _weights(
+    edge_index: Tensor, score: Tensor, num_dst: int, dropout: float, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
     weight = softmax(score, edge_index[1], num_dst)
     if dropout > 0:
         assert seed is not None
-        weight = weight * kept(edge_index, x.size(1), dropout, seed).to(weight.dtype) / (1 - dropout)
+        weight = weight * kept(edge_index, score.size(1), dropout, seed).to(weight.dtype) / (1 - dropout)
+    return edge_index, weight
+
+
+def _sums(x: Tensor, num_dst: int, edge_index: Tensor, weight: Tensor) -> Tensor:
     messages = weight[:, :, None] * x.index_select(0, edge_index[0])
     return x.new_zeros(num_dst, *x.shape[1:]).index_add(0, edge_index[1], messages)

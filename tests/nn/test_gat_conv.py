@@ -16,7 +16,7 @@ from graphfuse.nn._dispatch import path_taken
 from graphfuse.nn.gat_conv import _logits, summed_at_receivers
 from graphfuse.testing import GRAPHS
 from tests.nn import _gat
-from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, WEIGHTS, falls_back, name_of
+from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -92,8 +92,8 @@ def test_reasons(device: torch.device) -> None:
     falls_back(plain, ([x, x], edge_index))
     falls_back(plain, (x, edge_index, edge_attr))  # as in PyG, ignored without edge_dim
     falls_back(plain, (x, edge_index, None, None, False))
-    falls_back(plain, (x, edge_index, None, None, True), WEIGHTS)
-    falls_back(plain, (x, edge_index, None, None, 1), WEIGHTS)
+    falls_back(plain, (x, edge_index, None, None, True))
+    falls_back(plain, (x, edge_index, None, None, 1))
     falls_back(featured, (x, edge_index))  # the edges then bring nothing
     falls_back(featured, (x, edge_index, edge_attr))
     falls_back(featured, (x, edge_index, edge_attr[:, None]), MISFIT)  # PyG's view lets it pass
@@ -123,8 +123,8 @@ def test_reasons(device: torch.device) -> None:
     falls_back(hooked, (x, edge_index))
     sparse = x.relu().to_sparse()
     falls_back(plain, (sparse, edge_index), NOT_DENSE)
-    both = (WEIGHTS, "dropout is 1.0; the kernels take rates from 0 to below 1")
-    falls_back(make(4, 5, device=device, dropout=1.0), (x, edge_index, None, None, True), *both)
+    both = ("the aggregation is 'mean'; the kernels sum", no_rate)
+    falls_back(make(4, 5, device=device, dropout=1.0, aggr="mean"), (x, edge_index), *both)
 
 
 def test_errors_are_pygs(device: torch.device) -> None:
@@ -320,5 +320,7 @@ def test_strict_runs_what_fuses(device: torch.device, monkeypatch: pytest.Monkey
     x: Tensor = torch.randn(7, 4, device=device)
     layer = GATConv(4, 4).to(device)
     layer(x, edge_index)
-    with pytest.raises(RuntimeError, match="GATConv is not fused: return_attention_weights asks"):
-        layer(x, edge_index, return_attention_weights=True)
+    layer(x, edge_index, return_attention_weights=True)
+    layer.dropout = 1.0
+    with pytest.raises(RuntimeError, match="GATConv is not fused: dropout is 1"):
+        layer(x, edge_index)

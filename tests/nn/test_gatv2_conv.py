@@ -15,7 +15,7 @@ from graphfuse.nn._dispatch import path_taken
 from graphfuse.nn.gat_conv import summed_at_receivers
 from graphfuse.testing import GRAPHS
 from tests.nn import _gat
-from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, WEIGHTS, falls_back, name_of
+from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -95,7 +95,7 @@ def test_reasons(device: torch.device) -> None:
     falls_back(plain, ([x, x], edge_index))
     falls_back(plain, ((x, x, x), edge_index))  # as in PyG, the third is ignored
     falls_back(plain, (x, edge_index, None, False))
-    falls_back(plain, (x, edge_index, None, True), WEIGHTS)
+    falls_back(plain, (x, edge_index, None, True))
     falls_back(featured, (x, edge_index))  # the edges then bring nothing
     falls_back(featured, (x, edge_index, edge_attr))
     falls_back(featured, (x, edge_index, edge_attr[:, None]), MISFIT)  # PyG's view lets it pass
@@ -291,5 +291,7 @@ def test_strict_runs_what_fuses(device: torch.device, monkeypatch: pytest.Monkey
     x = torch.randn(7, 4, device=device)
     layer = GATv2Conv(4, 4).to(device)
     layer(x, edge_index)
-    with pytest.raises(RuntimeError, match="GATv2Conv is not fused: return_attention_weights asks"):
-        layer(x, edge_index, return_attention_weights=True)
+    layer(x, edge_index, return_attention_weights=True)
+    layer.dropout = 1.0
+    with pytest.raises(RuntimeError, match="GATv2Conv is not fused: dropout is 1"):
+        layer(x, edge_index)

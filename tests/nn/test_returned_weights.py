@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from graphfuse import RowWindows
+from graphfuse.nn import GATConv, GATv2Conv
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
+from tests.nn import _gat
 from tests.nn._transformer import pair
 
 
@@ -44,3 +46,39 @@ def test_weights_are_those_before_dropout(device: torch.device) -> None:
     _, (_, wanted) = theirs(x, edge_index, return_attention_weights=True)
     torch.testing.assert_close(alpha, wanted)
     assert not torch.allclose(out, ours.eval()(x, edge_index))
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 3, "concat": False, "edge_dim": 3}, {"heads": 2, "add_self_loops": False, "edge_dim": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_gat(cls: Any, options: dict[str, Any], flow: str, device: torch.device) -> None:
+    """Self-loops come last, and the weights carry gradients."""
+    edge_index, (num_nodes, _) = GRAPHS["repeated"](device)
+    layers = _gat.make(cls, 4, 5, device=device, flow=flow, dropout=0.5, **options)
+    x = torch.randn(num_nodes, 4, device=device)
+    of_edges = (torch.randn(edge_index.size(1), 3, device=device),) if "edge_dim" in options else ()
+    results = []
+    for layer in layers:
+        out, (returned, alpha) = layer.eval()(x, edge_index, *of_edges, return_attention_weights=True)
+        loss = out.sum() + alpha.square().sum()
+        gradients = torch.autograd.grad(loss, layer.parameters(), allow_unused=True)
+        results.append([out, returned, alpha, *gradients])
+    assert path_taken(layers[0]) == []
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_gat_drops_what_it_returns_as_dropped(cls: Any, device: torch.device) -> None:
+    edge_index, _ = GRAPHS["ragged"](device)
+    layer = cls(4, 3, heads=2, dropout=0.5, bias=False).to(device)
+    x = torch.randn(33, 4, device=device)
+    out, ((source, receiver), alpha) = layer(x, edge_index, return_attention_weights=True)
+    assert path_taken(layer) == [] and 0.2 < (alpha == 0).float().mean() < 0.8
+    lin = layer.lin if cls is GATConv else layer.lin_l
+    messages = alpha[:, :, None] * lin(x).view(33, 2, 3)[source]
+    wanted = torch.zeros(33, 2, 3, device=device).index_add(0, receiver, messages)
+    torch.testing.assert_close(out, wanted.view(33, 6))
