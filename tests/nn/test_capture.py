@@ -98,6 +98,39 @@ def test_no_synchronisation_after_the_first_call(layer: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+class OnOneGraph(torch.nn.Module):
+    """A layer and its edges: what is captured belongs to them, so they are no argument."""
+
+    def __init__(self, layer: torch.nn.Module, edge_index: Tensor) -> None:
+        super().__init__()
+        self.layer, self.edge_index = layer, edge_index
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x, self.edge_index)
+        return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [name for name in LAYERS if "dropout" not in name])
+def test_make_graphed_callables(layer: str) -> None:
+    edge_index, _ = GRAPHS["self_loops"]("cuda")
+    module = OnOneGraph(LAYERS[layer]().cuda(), edge_index)
+    x = torch.randn(37, 4, device="cuda", requires_grad=True)
+    given = [x, *module.parameters()]
+
+    def results(forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        out = forward(x)
+        gradients = torch.autograd.grad(out.square().sum(), given, materialize_grads=True)
+        return [value.clone() for value in (out, *gradients)]
+
+    wanted = results(module)
+    graphed = torch.cuda.make_graphed_callables(
+        module, (torch.randn_like(x).requires_grad_(),), allow_unused_input=True
+    )
+    for _ in range(2):
+        assert all(map(torch.equal, results(graphed), wanted))
+
+
 class Training:
     """A two-layer model with all that a step of its training needs; the same start for the same seed."""
 

@@ -123,6 +123,17 @@ def test_other_edges_of_the_same_shape(device: torch.device) -> None:
     torch.testing.assert_close(compiled(x, edge_index), layer(x, other))
 
 
+@pytest.mark.gpu
+@NAMES
+def test_inductors_cuda_graphs_replay_no_old_edges(name: str) -> None:
+    """They would keep the record of the edges that they were made with: the ops are left out of them."""
+    layer, (x, edge_index, *given) = start(name, torch.device("cuda"))
+    compiled = torch.compile(layer.eval(), fullgraph=True, mode="reduce-overhead")
+    for shift in range(5):
+        other = (edge_index + shift) % 7
+        torch.testing.assert_close(compiled(x, other, *given), layer(x, other, *given), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat", "transformer"])
 def test_a_record_in_place_of_the_edges(name: str, device: torch.device) -> None:
     layer, (x, edge_index) = start(name, device)
