@@ -203,7 +203,15 @@ def assert_close(
     assert error <= limit, f"{name}: error {error:.2e} > {limit:.2e} (rounding alone {rounding:.2e})"
 
 
-def check(op: Callable[..., Tensor], definition: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
-    """:func:`compare` and :func:`assert_close` in one."""
-    for name, actual, rounded, exact in compare(op, definition, inputs):
-        assert_close(name, actual, rounded, exact)
+def check(op: Callable[..., Tensor], definition: Callable[..., Tensor], *draws: dict[str, Tensor]) -> None:
+    """:func:`compare` and :func:`assert_close` in one.
+
+    Several draws of the inputs are one comparison: how far the definition rounds a few numbers is luck.
+    """
+    found: dict[str, list[tuple[Tensor, ...]]] = {}
+    for inputs in draws:
+        for name, *values in compare(op, definition, inputs):
+            assert values[0].shape == values[2].shape, f"{name}: shape {list(values[0].shape)}"
+            found.setdefault(name, []).append(tuple(value.flatten() for value in values))
+    for name, parts in found.items():
+        assert_close(name, *map(torch.cat, zip(*parts, strict=True)))

@@ -41,9 +41,10 @@ def draw(
     dim: int,
     edges: bool = False,
     loops: bool = False,
+    seed: int = 0,
 ) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
     edge_index, (num_src, num_dst) = GRAPHS[graph](device)
-    generator = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(seed)
     shapes: dict[str, tuple[int, ...]]
     width: tuple[int, ...]
     if kind == "gat":
@@ -76,10 +77,12 @@ def check_additive(
     loops = options.get("self_loops", False)
     windows, edge_index, given = draw(kind, graph, device, dtype, heads, dim, edges, loops)
     op, definition = OPS[kind]
+    more = range(1, 4) if device.type == "cuda" else ()  # the interpreter is slow
+    draws = (given, *(draw(kind, graph, device, dtype, heads, dim, edges, loops, seed)[2] for seed in more))
     check(
         functools.partial(op, windows=windows, **options),
         functools.partial(definition, edge_index, **options),
-        given,
+        *draws,
     )
 
 
