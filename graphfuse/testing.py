@@ -214,4 +214,5 @@ def check(op: Callable[..., Tensor], definition: Callable[..., Tensor], *draws: 
             assert values[0].shape == values[2].shape, f"{name}: shape {list(values[0].shape)}"
             found.setdefault(name, []).append(tuple(value.flatten() for value in values))
     for name, parts in found.items():
-        assert_close(name, *map(torch.cat, zip(*parts, strict=True)))
+        actual, rounded, exact = map(torch.cat, zip(*parts, strict=True))
+        assert_close(name, actual, rounded, exact)

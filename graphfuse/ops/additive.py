@@ -14,7 +14,16 @@ from graphfuse.formats.walk import Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._check_additive import check_gat, check_gatv2
-from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import (
+    Graph,
+    Packed,
+    Sizes,
+    below_autograd,
+    direct_apply,
+    for_gradient,
+    graph_of,
+    register,
+)
 from graphfuse.ops.attention import contiguous_heads
 
 
@@ -157,7 +166,7 @@ def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
     graph = graph_of(windows, _choose, *how, *given)
     out: Tensor
     if isinstance(graph, Walks):
-        out = Additive.apply(graph, *how, *given)[0]
+        out = _apply(graph, *how, *given)[0]
     else:
         out = torch.ops.graphfuse.additive_attention(*graph, *how, *given)[0]
     return out
@@ -302,6 +311,9 @@ class Additive(torch.autograd.Function):
             found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
         wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
         return (None,) * (1 + len(How._fields)) + (*wanted, None)
+
+
+_apply = direct_apply(Additive)
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:

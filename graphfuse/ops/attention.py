@@ -14,7 +14,16 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import (
+    Graph,
+    Packed,
+    Sizes,
+    below_autograd,
+    direct_apply,
+    for_gradient,
+    graph_of,
+    register,
+)
 from graphfuse.ops.sddmm import contiguous_rows
 
 MAX_HEAD_DIM = 256  # what a window kernel holds on chip
@@ -135,7 +144,7 @@ def sparse_attention(
     arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr, key_scale)
     graph = graph_of(windows, _choose, *arguments)
     if isinstance(graph, Walks):
-        out, _, edge_sum = Attention.apply(graph, *arguments)
+        out, _, edge_sum = _apply(graph, *arguments)
     else:
         out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *arguments)
     return out if edge_attr is None else (out, edge_sum)
@@ -371,6 +380,9 @@ class Attention(torch.autograd.Function):
             d_scale = (dk * given.k).sum(2, dtype=given.key_scale.dtype)
             dk = dk * given.key_scale[:, :, None].to(dk.dtype)
         return None, None, None, None, dq, dk, dv, None, *of_edges, d_scale
+
+
+_apply = direct_apply(Attention)
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:

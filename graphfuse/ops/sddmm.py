@@ -12,7 +12,16 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.ops import _check
-from graphfuse.ops._library import Graph, Packed, Sizes, below_autograd, for_gradient, graph_of, register
+from graphfuse.ops._library import (
+    Graph,
+    Packed,
+    Sizes,
+    below_autograd,
+    direct_apply,
+    for_gradient,
+    graph_of,
+    register,
+)
 
 
 def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = False) -> Tensor:
@@ -50,7 +59,7 @@ def sddmm(windows: RowWindows, a: Tensor, b: Tensor, *, without_loops: bool = Fa
     graph = graph_of(windows, _choose, *arguments)
     product: Tensor
     if isinstance(graph, Walks):
-        product = Sddmm.apply(graph, *arguments)
+        product = _apply(graph, *arguments)
     else:
         product = torch.ops.graphfuse.sddmm(*graph, *arguments)
     return product
@@ -115,6 +124,9 @@ class Sddmm(torch.autograd.Function):
         grad_a = aggregate(whole, b, a.size(0)) if ctx.needs_input_grad[2] else None
         grad_b = aggregate(whole.transpose(), a, b.size(0)) if ctx.needs_input_grad[3] else None
         return None, None, grad_a, grad_b, None
+
+
+_apply = direct_apply(Sddmm)
 
 
 register(
