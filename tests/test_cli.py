@@ -139,7 +139,7 @@ def test_prepare_saves_what_layers_find(
 ) -> None:
     assert main(["prepare", "quickstart", "--data-root", str(tmp_path), "--edge-order", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    data = datasets.load("quickstart")
+    data = datasets.load("quickstart").data
     size = (data.num_nodes, data.num_nodes)
     windows = RowWindows.from_edge_index(data.edge_index, size)
     statistics = windows.statistics()
@@ -157,7 +157,9 @@ def test_prepare_saves_what_layers_find(
         "file": str(path),
     }
     clear_cache()
-    monkeypatch.setattr(RowWindows, "_build", lambda *arguments: pytest.fail("windows were built"))
+    monkeypatch.setattr(
+        "graphfuse.formats.row_windows.build_structure", lambda *arguments: pytest.fail("windows were built")
+    )
     loaded = load_windows(path, edge_index=data.edge_index).validate()
     assert loaded.nbytes == windows.nbytes
     assert row_windows(data.edge_index, *size) is loaded

@@ -18,6 +18,11 @@ def fingerprint(edge_index: Tensor) -> int:
 
     Integer arithmetic modulo 2^64, so the device does not matter. One synchronisation.
     """
+    return int(fingerprint_tensor(edge_index))
+
+
+def fingerprint_tensor(edge_index: Tensor) -> Tensor:
+    """:func:`fingerprint` where the edges are, without synchronisation: ``int64[]``."""
     total = torch.zeros((), dtype=torch.int64, device=edge_index.device)
     for start in range(0, edge_index.size(1), _CHUNK):
         chunk = edge_index[:, start : start + _CHUNK].to(torch.int64)
@@ -26,4 +31,4 @@ def fingerprint(edge_index: Tensor) -> int:
         h.bitwise_xor_(h >> 29).mul_(_MIX_2)
         h.bitwise_xor_(h >> 32)
         total += h.sum()
-    return int(total)
+    return total

@@ -58,11 +58,12 @@ def pack(kind: int, scalars: Scalars, sections: Sequence[Tensor]) -> Tensor:
             start += -(-section.numel() // _ALIGN) * _ALIGN
         header += [first_use[id(section)] // _ALIGN, section.numel()]
     device = sections[0].device
-    packed = torch.zeros(start, dtype=torch.int32, device=device)
-    packed[: len(header)] = torch.tensor(header, dtype=torch.int32).to(device)
-    for section in sections:
-        begin = first_use[id(section)]
-        packed[begin : begin + section.numel()] = section.reshape(-1)
+    header += [0] * (_HEADER - len(header))
+    zeros = torch.zeros(_ALIGN, dtype=torch.int32, device=device)
+    pieces = [torch.tensor(header, dtype=torch.int32).to(device)]
+    for section in {id(section): section for section in sections}.values():
+        pieces += [section.reshape(-1), zeros[: -section.numel() % _ALIGN]]
+    packed = torch.cat(pieces)
     adopt(packed, tuple(header))
     return packed
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.structure import Structure, pack_windows
+from graphfuse.formats.structure import Structure, build_structure
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, to_edge_index, walk, walks
 
 
@@ -68,7 +67,7 @@ class RowWindows:
             CPU and CUDA give the same integers. A build that takes over two seconds shows a progress bar on
             a terminal.
         """
-        return cls._build(*inputs.as_edge_index(edge_index, size))
+        return cls(build_structure(*inputs.as_edge_index(edge_index, size)))
 
     @classmethod
     def from_blocks(
@@ -97,30 +96,7 @@ class RowWindows:
             IndexError: a block does not lie in ``shape``.
             ValueError: dtype, rank, size or shape is wrong, or there are 2^31 elements or more.
         """
-        return cls._build(*blocks.as_edge_index(block_rows, block_cols, block_size, shape))
-
-    @classmethod
-    def _build(cls, graph: Tensor, num_src: int, num_dst: int) -> RowWindows:
-        with torch.no_grad(), _progress() as bar:
-            bar.set_description("row windows: check")
-            inputs.check_sizes(graph, num_src, num_dst)
-            inputs.check_indices(graph, num_src, num_dst)
-            key = fingerprint(graph)
-            src, dst = graph[0], graph[1]
-            bar.update()
-            bar.set_description("row windows: rows")
-            forward = build.build_direction(dst, src, num_dst, num_src)
-            bar.update()
-            bar.set_description("row windows: transpose")
-            backward = build.build_direction(src, dst, num_src, num_dst)
-            bar.update()
-            symmetric = num_src == num_dst and all(
-                torch.equal(getattr(forward, name), getattr(backward, name))
-                for name in ("ptr", "column", "row_mask")
-            )
-            windows = pack_windows(forward, backward, symmetric, (num_dst, num_src, graph.size(1)))
-            bar.update()
-        return cls(Structure(windows, key, graph.detach()))
+        return cls(build_structure(*blocks.as_edge_index(block_rows, block_cols, block_size, shape)))
 
     def transpose(self) -> RowWindows:
         """The windows of the transposed matrix; shares everything and builds nothing."""
@@ -389,12 +365,6 @@ class RowWindows:
             f"edges_per_block={s['edges_per_block']:.1f}, symmetric={self.symmetric}, nbytes={self.nbytes}, "
             f"device={str(self.device)!r})"
         )
-
-
-def _progress() -> tqdm[Any]:
-    return tqdm(
-        total=4, delay=2.0, disable=None, leave=False, bar_format="{desc} {n_fmt}/{total_fmt} {elapsed}"
-    )
 
 
 torch.serialization.add_safe_globals([RowWindows])

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from graphfuse.formats import build
+from graphfuse.formats import build, inputs, quick
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.walk import Walk, edge_order, walk
+from graphfuse.formats.walk import Walk, edge_order, to_edge_index, walk
 
 Key = tuple[int, int, int, torch.device]
 
@@ -110,7 +111,42 @@ def find_live(edge_index: Tensor, num_src: int, num_dst: int) -> Structure | Non
     return next((found for found in candidates if found.fingerprint == key), None)
 
 
-def pack_windows(
+def build_structure(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
+    """The windows of checked edges, both directions; raises if an index or a size is out of range."""
+    sizes = (num_dst, num_src, edge_index.size(1))
+    inputs.check_sizes(edge_index, num_src, num_dst)
+    with torch.no_grad(), _progress() as bar:
+        if quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
+            found = quick.build_windows(edge_index, num_src, num_dst)
+            if found is not None:
+                return Structure(_pack_windows(*found[:3], sizes), found.fingerprint, edge_index.detach())
+        bar.set_description("row windows: check")
+        inputs.check_indices(edge_index, num_src, num_dst)
+        key = fingerprint(edge_index)
+        src, dst = edge_index[0], edge_index[1]
+        bar.update()
+        bar.set_description("row windows: rows")
+        forward = build.build_direction(dst, src, num_dst, num_src)
+        bar.update()
+        bar.set_description("row windows: transpose")
+        backward = build.build_direction(src, dst, num_src, num_dst)
+        bar.update()
+        symmetric = num_src == num_dst and all(
+            torch.equal(getattr(forward, name), getattr(backward, name))
+            for name in ("ptr", "column", "row_mask")
+        )
+        windows = _pack_windows(forward, backward, symmetric, sizes)
+        bar.update()
+    return Structure(windows, key, edge_index.detach())
+
+
+def _progress() -> tqdm[Any]:
+    return tqdm(
+        total=4, delay=2.0, disable=None, leave=False, bar_format="{desc} {n_fmt}/{total_fmt} {elapsed}"
+    )
+
+
+def _pack_windows(
     forward: build.Direction, backward: build.Direction, symmetric: bool, sizes: tuple[int, int, int]
 ) -> Tensor:
     """Both directions of the windows in one tensor; ``sizes`` is (num_dst, num_src, num_edges)."""
@@ -130,6 +166,12 @@ def _window_sections(half: build.Direction) -> list[Tensor]:
 def _build_rows(structure: Structure) -> Tensor:
     scalars = structure.scalars
     split = build.slice_length(scalars.num_edges)
+    sizes = (scalars.num_src, scalars.num_dst)
+    if quick.suits(structure.windows, scalars.num_edges, *sizes):
+        found = quick.build_rows(to_edge_index(walk(structure.windows, False)), *sizes, split)
+        if found is not None:
+            scalars = scalars._replace(split_dst=split, split_src=split, slots_dst=0, slots_src=0)
+            return packing.pack(packing.ROWS, scalars, found[:4] * 2 if scalars.symmetric else found)
     sections, slots = _row_sections(walk(structure.windows, False), split)
     if scalars.symmetric:
         backward, backward_slots = sections, slots

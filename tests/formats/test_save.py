@@ -72,7 +72,7 @@ def test_layers_find_a_loaded_record(path: Path, monkeypatch: pytest.MonkeyPatch
     edge_index, (num_nodes, _) = GRAPHS["self_loops"]()
     save_windows(path, build("self_loops"))
     clear_cache()
-    monkeypatch.setattr(RowWindows, "_build", never)
+    monkeypatch.setattr("graphfuse.formats.row_windows.build_structure", never)
     loaded = load_windows(path)
     theirs, ours = pyg.GCNConv(3, 2), graphfuse.nn.GCNConv(3, 2)
     ours.load_state_dict(theirs.state_dict())
@@ -93,7 +93,7 @@ def test_a_given_edge_list_holds_the_record(
     save_windows(path, build("bipartite", lazy=False).transpose(), edge_list=edge_list)
     assert ("edge_index" in load_file(path)) is edge_list
     clear_cache()
-    monkeypatch.setattr(RowWindows, "_build", never)
+    monkeypatch.setattr("graphfuse.formats.row_windows.build_structure", never)
     loaded = load_windows(path, edge_index=edge_index)
     assert loaded.transposed and loaded.edge_index().flip(0).equal(edge_index)
     assert loaded.transpose().edge_index().data_ptr() == edge_index.data_ptr()
@@ -224,7 +224,7 @@ def test_from_and_to_a_gpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_windows(path, windows)
     del windows
     clear_cache()
-    monkeypatch.setattr(RowWindows, "_build", never)
+    monkeypatch.setattr("graphfuse.formats.row_windows.build_structure", never)
     loaded = load_windows(path, "cuda")
     assert loaded.device == torch.device("cuda:0") and loaded.edge_index().is_cuda
     assert torch.equal(loaded.packed_row_edges, row_edges)
