@@ -180,11 +180,24 @@ def test_masks_reach_the_messages_whatever_was_made_before(graph, device: torch.
 
 
 def test_foreign_layers_are_named() -> None:
-    reasons = graphfuse.why_not(pyg.GCNConv(2, 2))
-    assert reasons == [
-        "torch_geometric.nn.conv.gcn_conv.GCNConv is not a graphfuse layer; use the class of that name in "
+    (reason,) = graphfuse.why_not(pyg.GCNConv(2, 2))
+    assert reason == (
+        "torch_geometric.nn.conv.gcn_conv.GCNConv is not a graphfuse layer; see graphfuse.convert(model) or "
         "graphfuse.nn"
-    ]
+    )
+
+
+def test_a_model_is_asked_once_it_has_run(layers, graph) -> None:
+    model = torch.nn.ModuleDict({"conv": layers[0], "other": GCNConv(4, 4).to(graph[0].device)})
+    (reason,) = graphfuse.why_not(model, *graph)
+    assert reason.endswith(
+        "ModuleDict is a model; ask one of its layers, or the model without arguments once it has run"
+    )
+    model["conv"](*graph)
+    assert graphfuse.why_not(model) == ["other: it has not run"]
+    model["other"].aggr = "mean"
+    model["other"](*graph)
+    assert graphfuse.why_not(model) == ["other: the aggregation is 'mean'; the kernels sum"]
 
 
 def test_each_reason_is_logged_once(layers, graph, caplog: pytest.LogCaptureFixture) -> None:
