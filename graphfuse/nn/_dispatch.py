@@ -221,9 +221,10 @@ def why_not(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> list[str]:
     Nothing is computed. Example: ``graphfuse.why_not(conv, x, edge_index)``. Of a model, which is given
     without arguments, it is what held when its layers last ran, each sentence behind the name of its layer.
     """
+    reasons: list[str] = []
     ask = getattr(layer, "why_not_fused", None)
     if ask is not None:
-        reasons: list[str] = ask(*args, **kwargs)
+        reasons = ask(*args, **kwargs)
         return reasons
     name = f"{type(layer).__module__}.{type(layer).__name__}"
     inner = [(at, module) for at, module in layer.named_modules() if hasattr(module, "why_not_fused")]
@@ -231,9 +232,10 @@ def why_not(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> list[str]:
         return [f"{name} is not a graphfuse layer; see graphfuse.convert(model) or graphfuse.nn"]
     if args or kwargs:
         return [f"{name} is a model; ask one of its layers, or the model without arguments once it has run"]
-    found = ((at, path_taken(module)) for at, module in inner)
-    return [
-        f"{at}: {reason}"
-        for at, taken in found
-        for reason in (["it has not run"] if taken is None else taken)
-    ]
+    for at, module in inner:
+        taken = path_taken(module)
+        if taken is None:
+            reasons.append(f"{at}: it has not run")
+        else:
+            reasons += [f"{at}: {reason}" for reason in taken]
+    return reasons
