@@ -207,12 +207,14 @@ def tensors(result: Any) -> list[Tensor]:
 def run(model: torch.nn.Module, case: Case, inputs: Inputs) -> list[Tensor]:
     """The result, then the gradients of the parameters and of the arguments."""
     arguments = case.arguments(inputs)
-    results = tensors(model(*arguments))
-    leaves = [tensor for tensor in (*model.parameters(), *tensors(arguments)) if tensor.requires_grad]
-    for leaf in leaves:
-        leaf.grad = None
-    # uneven cotangents: batch norm and softmax are blind to ones
-    torch.autograd.backward(results, [torch.linspace(-1, 2, r.numel()).view_as(r).to(r) for r in results])
+    with torch.backends.cudnn.flags(False):  # its LSTM rounds to TF32, and wants its weights in one piece
+        results = tensors(model(*arguments))
+        leaves = [tensor for tensor in (*model.parameters(), *tensors(arguments)) if tensor.requires_grad]
+        for leaf in leaves:
+            leaf.grad = None
+        # uneven cotangents: batch norm and softmax are blind to ones
+        cotangents = [torch.linspace(-1, 2, r.numel()).view_as(r).to(r) for r in results]
+        torch.autograd.backward(results, cotangents)
     # copied, and read by backward, which recomputed layers need
     grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
     return [result.detach() for result in results] + grads
