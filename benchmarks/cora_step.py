@@ -36,7 +36,7 @@ class Inputs:
 def _data(dataset: str) -> tuple[Data, str]:
     """The data set and its name, or generated data of Cora's size where Cora cannot be had."""
     try:
-        return datasets.load(dataset), dataset
+        return datasets.load(dataset).data, dataset
     except datasets.DatasetError:
         return datasets.planted_partition(), f"planted partition, for want of {dataset}"
 

@@ -76,7 +76,7 @@ def load(name: str, device: torch.device) -> Graph:
         graphfuse.train.datasets.DatasetError: likewise, and it could not be downloaded.
     """
     if name in _PYG:
-        data = datasets.load(name)
+        data = datasets.load(name).data
         return Graph(name, data.edge_index.to(device), int(data.num_nodes))
     if name in _CSR:
         path = datasets.data_root() / "csr" / f"{name}.npz"

@@ -17,7 +17,11 @@ from benchmarks import additive as additive
 from benchmarks import attention as attention
 from benchmarks import attention_steps as attention_steps
 from benchmarks import blocks as blocks
+from benchmarks import blocksparse as blocksparse
+from benchmarks import captured_steps as captured_steps
 from benchmarks import cora_step as cora_step
+from benchmarks import host_time as host_time
+from benchmarks import reorder as reorder
 from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm
 from benchmarks import transformer_step as transformer_step

@@ -218,9 +218,12 @@ def _read_graph(given: str, root: str | None) -> tuple[str, Tensor, Size]:
     if given not in datasets.NAMES:
         raise Mistake(f"{_unknown('data set', given, datasets.NAMES)} (or name a file, see --help)")
     try:
-        data = datasets.load(given, root)
+        dataset = datasets.load(given, root)
     except datasets.DatasetError as error:
         raise Mistake(str(error)) from error
+    if dataset.task == "graph":
+        raise Mistake(f"{given} is many graphs: a batch of them is cut when it is made; name one graph")
+    data = dataset.data
     return given, data.edge_index, (int(data.num_nodes), int(data.num_nodes))
 
 
@@ -294,10 +297,24 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")
     parser.add_argument("--layers", choices=["graphfuse", "pyg"], help="whose layers; same as layers=...")
-    parser.add_argument("--compare", action="store_true", help="train with both, and print the ratio")
     parser.add_argument(
-        "--cuda-graph", action="store_true", help="capture the training step; cuda_graph=true"
+        "--compare", action="store_true", help="train with both; print the ratio and a test of the accuracies"
     )
+    parser.add_argument(
+        "--cuda-graph", action="store_true", help="capture steps and evaluations; cuda_graph=true"
+    )
+    parser.add_argument("--compile", action="store_true", help="use torch.compile; compile=true")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save the run to this file when it ends")
+    parser.add_argument(
+        "--checkpoint-every", type=int, metavar="N", default=0, help="and after every N epochs"
+    )
+    parser.add_argument("--resume", metavar="FILE", help="go on from a file of --checkpoint, same settings")
+    parser.add_argument(
+        "--results", metavar="FILE", help="add JSON lines; else, with --compare, to runs/CONFIG.jsonl"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw learning curves and memory, .png or .svg")
+    parser.add_argument("--tensorboard", metavar="FOLDER", help="write losses and scores for TensorBoard")
+    parser.add_argument("--wandb", action="store_true", help="print each evaluation and send it to W&B")
     _add_data_root(parser)
     parser.add_argument("--print-config", action="store_true", help="print the resolved settings and stop")
     parser.add_argument("--list", action="store_true", help="list the data sets and stop")
@@ -305,18 +322,17 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from graphfuse.train import config, datasets, report
+    from graphfuse.train import command, config, datasets
 
     if given.list:
         print("\n".join(datasets.NAMES))
         return 0
     if given.config is None:
         raise Mistake("name a configuration file, for example configs/quickstart.yaml")
-    if given.seeds < 1:
-        raise Mistake(f"--seeds must be at least 1 (got {given.seeds})")
     overrides = list(given.overrides)
     overrides += [f"layers={given.layers}"] if given.layers else []
     overrides += ["cuda_graph=true"] if given.cuda_graph else []
+    overrides += ["compile=true"] if given.compile else []
     known = [field.name for field in dataclasses.fields(config.TrainConfig)]
     for key in (*_keys(given.config), *(text.split("=")[0] for text in overrides if "=" in text)):
         if key not in known:
@@ -327,11 +343,13 @@ def _train(given: argparse.Namespace) -> int:
     if given.print_config:
         print(text.rstrip())
         return 0
+    options = {field.name for field in dataclasses.fields(command.Options)} - {"name"}
+    chosen = {name: value for name, value in vars(given).items() if name in options}
     try:
-        found = report.run(settings, given.seeds, given.compare, given.data_root, progress=True)
-    except (datasets.DatasetError, ValueError) as error:
+        found, text = command.run(settings, command.Options(Path(given.config).stem, **chosen))
+    except (datasets.DatasetError, ModuleNotFoundError, OSError, ValueError) as error:
         raise Mistake(str(error)) from error
-    print(report.table(found))
+    print(text)
     if given.json:
         print(json.dumps(found))
     return 0

@@ -20,7 +20,7 @@ parser.add_argument("--epochs", type=int, default=200)
 args = parser.parse_args()
 
 device = torch_geometric.device("auto")
-data = load(args.dataset.lower(), args.root, normalize_features=True).to(device)
+data = load(args.dataset.lower(), args.root, normalize_features=True).data.to(device)
 data = ToRowWindows()(data)
 
 

@@ -20,7 +20,7 @@ parser.add_argument("--epochs", type=int, default=50)
 args = parser.parse_args()
 
 device = torch_geometric.device("auto")
-data = load(args.dataset.lower(), args.root, normalize_features=True).to(device)
+data = load(args.dataset.lower(), args.root, normalize_features=True).data.to(device)
 num_classes = int(data.y.max()) + 1
 model = GAT(data.num_features, args.hidden_channels, 2, num_classes, dropout=0.6, act="elu", heads=8)
 model = model.to(device)

@@ -26,7 +26,7 @@ sizes = {"heads": args.heads, "hidden_channels": args.hidden_channels}
 init_wandb(f"GAT-{args.dataset}", lr=args.lr, epochs=args.epochs, **sizes)
 
 device = torch_geometric.device("auto")
-data = load(args.dataset.lower(), args.root, normalize_features=True).to(device)
+data = load(args.dataset.lower(), args.root, normalize_features=True).data.to(device)
 data = ToRowWindows()(data)
 
 

@@ -26,7 +26,7 @@ args = parser.parse_args()
 init_wandb(f"GCN-{args.dataset}", lr=args.lr, epochs=args.epochs, hidden_channels=args.hidden_channels)
 
 device = torch_geometric.device("auto")
-data = load(args.dataset.lower(), args.root, normalize_features=True).to(device)
+data = load(args.dataset.lower(), args.root, normalize_features=True).data.to(device)
 if args.use_gdc:
     sparsify = {"method": "topk", "k": 128, "dim": 0}
     data = GDC(1, "sym", "col", {"method": "ppr", "alpha": 0.05}, sparsify, exact=True)(data)

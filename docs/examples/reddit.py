@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 import torch_geometric
 from torch_geometric.data import Data
-from torch_geometric.datasets import Reddit
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.utils import add_self_loops, degree
 from tqdm import tqdm
 
 from graphfuse.nn import GCNConv
-from graphfuse.train.datasets import data_root, load
+from graphfuse.train.datasets import load
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--dataset", default="Reddit")
@@ -29,8 +28,7 @@ parser.add_argument("--num_workers", type=int, default=6)
 args = parser.parse_args()
 
 device = torch_geometric.device("auto")
-reddit = args.dataset == "Reddit"
-data = Reddit(str(data_root(args.root) / "reddit"))[0] if reddit else load(args.dataset.lower(), args.root)
+data = load(args.dataset.lower(), args.root).data
 data = data.to(device, "x", "y")  # sampling reads edge_index on the CPU, training the rest on the device
 kwargs = {"batch_size": args.batch_size, "num_workers": args.num_workers}
 kwargs["persistent_workers"] = args.num_workers > 0

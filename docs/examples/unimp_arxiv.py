@@ -10,14 +10,11 @@ import torch
 import torch.nn.functional as F
 import torch_geometric
 import torch_geometric.transforms as T
-from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.logging import log
 from torch_geometric.nn import MaskLabel
-from torch_geometric.utils import index_to_mask
 
 from graphfuse.nn import TransformerConv
-from graphfuse.train.datasets import data_root, load
+from graphfuse.train.datasets import load
 from graphfuse.transforms import ToRowWindows
 
 parser = argparse.ArgumentParser()
@@ -30,23 +27,8 @@ parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--epochs", type=int, default=200)
 args = parser.parse_args()
 
-
-def load_arxiv():
-    """ogbn-arxiv with the masks of its split."""
-    from ogb.nodeproppred import PygNodePropPredDataset
-
-    # ogb saves whole graphs, which torch.load refuses by default
-    with torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage]):
-        dataset = PygNodePropPredDataset("ogbn-arxiv", str(data_root(args.root) / "ogb"))
-    data = dataset[0]
-    data.y = data.y.squeeze(1)
-    for name, nodes in dataset.get_idx_split().items():
-        data["val_mask" if name == "valid" else f"{name}_mask"] = index_to_mask(nodes, data.num_nodes)
-    return data
-
-
 device = torch_geometric.device("auto")
-data = load_arxiv() if args.dataset == "ogbn-arxiv" else load(args.dataset.lower(), args.root)
+data = load(args.dataset.lower(), args.root).data
 data = T.ToUndirected()(data.to(device))
 data = ToRowWindows()(data)
 

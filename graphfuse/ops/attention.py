@@ -14,6 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
+from graphfuse.ops._check_attention import check_edges, check_key_scale
 from graphfuse.ops._library import (
     Graph,
     Packed,
@@ -128,9 +129,9 @@ def sparse_attention(
     if q.size(2) > MAX_HEAD_DIM:
         raise ValueError(f"`q` must have a head_dim of at most {MAX_HEAD_DIM} (got {q.size(2)})")
     seed = _check.dropout_seed(dropout, seed, q.device)
-    _check_edges(q, windows.num_edges, edge_query, edge_attr)
+    check_edges(q, windows.num_edges, edge_query, edge_attr)
     if key_scale is not None:
-        _check_key_scale(key_scale, k, v, edge_attr)
+        check_key_scale(key_scale, k, v, edge_attr)
     if self_loops and (num_dst != num_src or edge_attr is not None):
         got = f"{num_dst} receivers and {num_src} sources" if num_dst != num_src else "`edge_attr`"
         raise ValueError(
@@ -154,41 +155,6 @@ def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     q, *_, edge_attr, _ = arguments[3 : 3 + len(Operands._fields)]
     with_edges = edge_attr is not None
     return with_edges or launch.attention_prefers_rows(*sizes, q.size(1), q.size(2), q.dtype), with_edges
-
-
-def _check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr: Tensor | None) -> None:
-    if edge_query is None and edge_attr is None:
-        return
-    if edge_query is None or edge_attr is None:
-        missing, given = ("edge_query", "edge_attr") if edge_query is None else ("edge_attr", "edge_query")
-        raise ValueError(f"`{missing}` must be given with `{given}` (got None)")
-    _check.matrix("edge_attr", edge_attr, num_edges, q.device)
-    _check.same_dtype("edge_attr", edge_attr, "q", q.dtype)
-    _check.strided("edge_query", edge_query, q.device)
-    _check.same_dtype("edge_query", edge_query, "q", q.dtype)
-    wanted = [*q.shape[:2], edge_attr.size(1)]
-    if list(edge_query.shape) != wanted:
-        raise ValueError(f"`edge_query` must have shape {wanted} (got {list(edge_query.shape)})")
-    if edge_attr.size(1) == 0 or not launch.attention_takes_edges(q.size(1), q.size(2), edge_attr.size(1)):
-        raise ValueError(
-            "`edge_attr` must have columns, and heads * max(head_dim, edge_dim), each rounded up to a power "
-            f"of two, be at most 4096 (got {edge_attr.size(1)} columns and {q.size(1)} heads of {q.size(2)})"
-        )
-
-
-def _check_key_scale(key_scale: Tensor, k: Tensor, v: Tensor, edge_attr: Tensor | None) -> None:
-    _check.matrix("key_scale", key_scale, k.size(0), k.device, k.size(1))
-    wanted = torch.float64 if k.dtype == torch.float64 else torch.float32
-    if key_scale.dtype != wanted:
-        raise ValueError(
-            f"`key_scale` must be {wanted} (got {key_scale.dtype}); convert it with .to({wanted})"
-        )
-    if v is not k or edge_attr is not None:
-        got = "another tensor" if v is not k else "`edge_attr`"
-        raise ValueError(
-            f"`key_scale` wants values that are the keys, `v is k`, and edges without numbers (got {got}); "
-            "multiply `k` instead"
-        )
 
 
 class Operands(NamedTuple):

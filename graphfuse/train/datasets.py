@@ -1,15 +1,24 @@
-"""Data sets by name: from a folder of the user's, or PyG's download, or generated."""
+"""Data sets by name: from a folder of the user's, or PyG's or OGB's download, or generated."""
 
 from __future__ import annotations
 
 import os
+import pickle
+import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Data
-from torch_geometric.datasets import Amazon, Coauthor, GitHub, Planetoid
+from torch_geometric.datasets import Amazon, Coauthor, GitHub, Planetoid, Reddit
+
+from graphfuse.train import sources
+from graphfuse.train.sources import Dataset as Dataset
+from graphfuse.train.sources import of_nodes as of_nodes
 
 GENERATED = "quickstart"
 
@@ -18,19 +27,73 @@ class DatasetError(Exception):
     """A data set is unknown, or neither on disk nor to be had."""
 
 
-# Name -> family (the folder under the data root) and loader.
-_DATASETS: dict[str, tuple[str, Callable[[str], Data]]] = {
-    "cora": ("planetoid", lambda root: Planetoid(root, "Cora")[0]),
-    "citeseer": ("planetoid", lambda root: Planetoid(root, "CiteSeer")[0]),
-    "pubmed": ("planetoid", lambda root: Planetoid(root, "PubMed")[0]),
-    "computers": ("amazon", lambda root: Amazon(root, "Computers")[0]),
-    "photo": ("amazon", lambda root: Amazon(root, "Photo")[0]),
-    "cs": ("coauthor", lambda root: Coauthor(root, "CS")[0]),
-    "physics": ("coauthor", lambda root: Coauthor(root, "Physics")[0]),
-    "github": ("musae-github", lambda root: GitHub(root)[0]),
+@dataclass(frozen=True)
+class _Source:
+    """Where a data set is.
+
+    Args:
+        family: Its folder under the data root.
+        load: Reads it from that folder, downloads it into it or generates it there.
+        files: What has to be in that folder where there is no download.
+        instead: What else can be done.
+    """
+
+    family: str
+    load: Callable[[str, Path], Dataset]
+    files: str = ""
+    instead: str = ""
+
+
+def _planetoid(name: str) -> _Source:
+    files = f"{name}/raw/ind.{name.lower()}.* (x, tx, allx, y, ty, ally, graph, test.index)"
+    return _Source("planetoid", partial(sources.pyg_nodes, lambda root: Planetoid(root, name)), files)
+
+
+def _amazon(name: str) -> _Source:
+    files = f"{name}/raw/amazon_electronics_{name.lower()}.npz"
+    return _Source("amazon", partial(sources.pyg_nodes, lambda root: Amazon(root, name)), files)
+
+
+def _coauthor(name: str) -> _Source:
+    files = f"{name}/raw/ms_academic_{name.lower()[:3]}.npz"
+    return _Source("coauthor", partial(sources.pyg_nodes, lambda root: Coauthor(root, name)), files)
+
+
+def _ogb(name: str, load: Callable[[str, Path], Dataset], archive: str) -> _Source:
+    files = f"what {archive}.zip of OGB holds, as {name.replace('-', '_')}/raw, .../split, .../RELEASE_v1.txt"
+    return _Source("ogb", load, files)
+
+
+_DATASETS = {
+    "cora": _planetoid("Cora"),
+    "citeseer": _planetoid("CiteSeer"),
+    "pubmed": _planetoid("PubMed"),
+    "coauthor-cs": _coauthor("CS"),
+    "coauthor-physics": _coauthor("Physics"),
+    "amazon-computers": _amazon("Computers"),
+    "amazon-photo": _amazon("Photo"),
+    "github": _Source("musae-github", partial(sources.pyg_nodes, GitHub), "raw/github.npz"),
+    "reddit": _Source(
+        "reddit",
+        partial(sources.pyg_nodes, Reddit),
+        "raw/reddit_data.npz and raw/reddit_graph.npz",
+        "; or train on a generated graph like it, with dataset=reddit-standin",
+    ),
+    "reddit-standin": _Source("reddit-standin", partial(sources.reddit_standin, 1.0)),
+    "reddit-standin-small": _Source("reddit-standin", partial(sources.reddit_standin, 0.01)),
+    "ogbn-arxiv": _ogb("ogbn-arxiv", sources.ogb_nodes, "arxiv"),
+    "ogbn-products": _ogb("ogbn-products", sources.ogb_nodes, "products"),
+    "ogbg-molhiv": _ogb("ogbg-molhiv", sources.ogb_graphs, "hiv"),
+    "molhiv-random": _Source("batched", sources.molhiv_random, "molhiv.npz"),
+    "zinc": _Source("zinc", sources.zinc, "raw/{train,val,test}.{pickle,index}"),
 }
 
 NAMES = (GENERATED, *_DATASETS)
+
+_FAILURES = (  # OGB asks before large downloads: nobody was there (EOFError), or said no (SystemExit)
+    OSError, RuntimeError, ValueError, KeyError, EOFError, SystemExit, zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)  # fmt: skip
 
 
 def data_root(given: str | None = None) -> Path:
@@ -42,36 +105,46 @@ def data_root(given: str | None = None) -> Path:
     return Path(cache).expanduser() / "graphfuse" / "data"
 
 
-def load(name: str, root: str | None = None, normalize_features: bool = False) -> Data:
-    """One graph with ``x``, ``edge_index``, ``y`` and ``train_mask``, ``val_mask``, ``test_mask``.
+def load(name: str, root: str | None = None, normalize_features: bool = False) -> Dataset:
+    """The data set called ``name``, on the CPU.
 
-    Graphs without a published split get a fixed random one: 20 training nodes a class, 500 for validation,
-    all others for testing.
+    Graphs without a published split get a fixed random one
+    (:func:`graphfuse.train.sources.split_per_class`).
+
+    Args:
+        name: Of :data:`NAMES`.
+        root: See :func:`data_root`.
+        normalize_features: Whether the features of each node are scaled to sum to one.
 
     Raises:
-        DatasetError: the name is unknown, or the data is not in the folder and cannot be downloaded.
+        DatasetError: the name is unknown; the data is not in the folder and cannot be downloaded there or
+            written to it; or it needs a package that is not installed.
     """
     if name not in NAMES:
         raise DatasetError(f"unknown data set {name!r}; there are {', '.join(NAMES)}")
-    if name == GENERATED:
-        data = planted_partition()
-    else:
-        family, loader = _DATASETS[name]
-        folder = data_root(root) / family
-        try:
-            data = loader(str(folder))
-        except (OSError, RuntimeError) as error:
-            raise DatasetError(
-                f"data set {name!r} is not in {folder} and could not be downloaded there ({error}); put its "
-                "raw files there, or name another folder with --data-root or GRAPHFUSE_DATA"
-            ) from error
-    if "train_mask" not in data:
-        state = torch.get_rng_state()
-        torch.manual_seed(0)
-        split = T.RandomNodeSplit("test_rest", num_splits=1, num_train_per_class=20, num_val=500)
-        data = split(data)
-        torch.set_rng_state(state)
-    return T.NormalizeFeatures()(data) if normalize_features else data
+    dataset = of_nodes(name, planted_partition()) if name == GENERATED else _read(name, data_root(root))
+    if normalize_features:
+        for data in [dataset.data] if dataset.task == "node" else chain(*dataset.splits.values()):
+            data.x = T.NormalizeFeatures()(data).x
+    return dataset
+
+
+def _read(name: str, root: Path) -> Dataset:
+    source = _DATASETS[name]
+    folder = root / source.family
+    elsewhere = "name another folder with --data-root or GRAPHFUSE_DATA"
+    try:
+        return source.load(name, folder)
+    except ModuleNotFoundError as error:
+        raise DatasetError(f"data set {name!r} needs {error.name}: pip install graphfuse[train]") from error
+    except _FAILURES as error:
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        if not source.files:
+            raise DatasetError(f"cannot write {name} to {folder} ({said}); {elsewhere}") from error
+        raise DatasetError(
+            f"data set {name!r} is not in {folder}, or damaged there, and could not be downloaded ({said}); "
+            f"put {source.files} there, or {elsewhere}{source.instead}"
+        ) from error
 
 
 def planted_partition(

@@ -1,25 +1,30 @@
-"""The training loop: one optimizer step an epoch, timed alone, with an evaluation after each."""
+"""The training loop: epochs of optimizer steps, each timed alone, with evaluations between them."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import resource
-import statistics
-import time
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Data
 from tqdm import tqdm
 
-from graphfuse.train import models
+import graphfuse
+from graphfuse.formats.cache import row_windows
+from graphfuse.kernels.device import kernel_problem
+from graphfuse.train import checkpoint, models, tasks
+from graphfuse.train.checkpoint import Checkpoints
 from graphfuse.train.config import TrainConfig
+from graphfuse.train.datasets import Dataset
+from graphfuse.train.history import History, peak_mib, timed
+from graphfuse.train.state import State
 
 T = TypeVar("T")
+Log = Callable[[TrainConfig, int, dict[str, float]], None]
 
 
 @dataclass
@@ -29,22 +34,41 @@ class Result:
     Args:
         layers: Whose convolutions ran.
         seed: Its seed.
-        test_accuracy: At the epoch of the best validation accuracy (the first of equals), in percent.
-        val_accuracy: The best, in percent.
-        epoch_ms: Median time of a training step: forward, loss, backward and optimizer.
+        metric: Of the scores: ``accuracy`` and ``rocauc`` in percent, ``mae`` in the unit of the targets.
+        test_accuracy: The metric at the epoch of the best validation score (the first of equals).
+        val_accuracy: The best.
+        best_epoch: The epoch of it, from 1.
+        epochs: Epochs that ran.
+        epoch_ms: Median time of an epoch's training: batches, forward, loss, backward and optimizer.
+        eval_ms: Median time of an evaluation.
+        train_s: All epochs with their evaluations; no set-up.
+        time_to_accuracy_s: The part of ``train_s`` to the first validation score that reached
+            ``config.target``; ``None`` if none did, or there is no target.
+        setup_ms: What came before the first epoch: ``windows`` of the full graph, ``warmup`` (which compiles
+            kernels), ``compile`` and ``capture``. What exists already, as in later runs of a process, is
+            fast.
         peak_mib: Most memory in use: allocated on the GPU, or the process's resident set on a CPU.
-        path: ``fused``, ``generic`` or ``pyg``.
+        path: ``fused``, ``generic`` or ``pyg``; of a compiled model, before it was.
         reasons: Why it was not fused.
+        curve: A row for each epoch, see :class:`graphfuse.train.history.History`.
     """
 
     layers: str
     seed: int
+    metric: str
     test_accuracy: float
     val_accuracy: float
+    best_epoch: int
+    epochs: int
     epoch_ms: float
+    eval_ms: float
+    train_s: float
+    time_to_accuracy_s: float | None
+    setup_ms: dict[str, float]
     peak_mib: float
     path: str
     reasons: list[str]
+    curve: list[list[float]] = field(repr=False)
 
 
 def pick_device(name: str) -> torch.device:
@@ -54,66 +78,202 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def train(config: TrainConfig, data: Data, progress: bool = True) -> Result:
-    """Trains ``config`` once on ``data``, which lies on the device that runs."""
-    device = data.x.device
-    torch.manual_seed(config.seed)
-    if device.type == "cuda":
-        gc.collect()  # the model of an earlier run, and its captured graph
-        torch.cuda.reset_peak_memory_stats(device)
-    model = models.build(config, data.num_features, int(data.y.max()) + 1).to(device)
-    groups = [
-        {"params": list(conv.parameters()), "weight_decay": decay}
-        for conv, decay in zip(model.convs, config.weight_decay, strict=True)
-    ]
-    optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True, capturable=config.cuda_graph)
-    # nodes that are not trained on are ignored by the loss: no gather, and nothing that synchronises
-    target = torch.where(data.train_mask, data.y, -100)
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    progress: bool = True,
+    checkpoints: Checkpoints | None = None,
+    log: Log | None = None,
+) -> Result:
+    """Trains ``config`` once on ``dataset``.
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(data.x, data.edge_index), target, ignore_index=-100).backward()
-        optimizer.step()
+    Args:
+        config: The run.
+        dataset: Its data, on the CPU or the device that runs.
+        progress: Whether to draw a progress bar, if there is a terminal.
+        checkpoints: Where to save the run, and what to go on from. A run that goes on ends with the weights
+            of one that was never stopped, bit for bit where its layers repeat (fused layers and CPUs do,
+            PyG's scatter on a GPU does not).
+        log: Called after each evaluation with the run, the epoch, from 1, and its loss, scores and times.
 
-    model.train()
-    run = _capture(step, model, optimizer) if config.cuda_graph else step
-    clock = _Clock(device)
-    scores: list[Tensor] = []
-    with tqdm(range(config.epochs), desc=_describe(config), disable=None if progress else True) as bar:
-        for epoch in bar:
-            model.train()
-            clock.time(run)
-            scores.append(_evaluate(model, data))
-            if not bar.disable and (epoch + 1) % 10 == 0:  # reading a score synchronises
-                val, test = scores[-1].tolist()
-                bar.set_postfix(val=f"{val:.1f}", test=f"{test:.1f}", epoch_ms=f"{clock.last_ms():.2f}")
-    val, test = torch.stack(scores).cpu().unbind(1)
-    best = int(val.argmax())
-    path, reasons = models.path(model)
-    return Result(
-        layers=config.layers,
-        seed=config.seed,
-        test_accuracy=float(test[best]),
-        val_accuracy=float(val[best]),
-        epoch_ms=clock.median_ms(),
-        peak_mib=_peak_mib(device),
-        path=path,
-        reasons=reasons,
-    )
+    Raises:
+        ValueError: the configuration does not fit the data or the device, or the file to go on from is none.
+    """
+    device = pick_device(config.device)
+    if config.cuda_graph and device.type != "cuda":
+        raise ValueError("`cuda_graph` must be false on a CPU (got true); set cuda_graph=false")
+    checkpoints = checkpoints or Checkpoints()
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        if device.type == "cuda":
+            gc.collect()  # the model of an earlier run, and its captured graph
+            torch.cuda.reset_peak_memory_stats(device)
+        torch.manual_seed(config.seed)
+        run = _Run(config, dataset, device)
+        if checkpoints.resume is not None:
+            run.resume(checkpoints)
+        run.prepare()
+        return run.train(progress, checkpoints, log)
+
+
+class _Run:
+    """A model and all that its training changes."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
+        self.config, self.device, self.metric = config, device, dataset.metric
+        self.task = tasks.of(config, dataset, device)
+        self.model = models.build(
+            config, self.task.in_channels, self.task.out_channels, self.task.edge_dim, dataset.task == "graph"
+        ).to(device)
+        self.state = State(config, self.model, device, dataset.higher_is_better)
+        self.history = History(device, dataset.higher_is_better)
+        self.setup_ms: dict[str, float] = {}
+        self.called: torch.nn.Module = self.model  # or what torch.compile makes of it
+        self.step: Callable[[Any], Tensor] = self._step
+        self.evaluate: Callable[[], Tensor] = self._evaluate
+        self.path: tuple[str, list[str]] = ("pyg", [])
+
+    def autocast(self) -> Any:
+        """The context of every forward pass."""
+        if self.config.dtype == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self.config.dtype == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype)
+
+    def _step(self, batch: Any) -> Tensor:
+        self.model.train()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss = self.task.loss(self.called, batch)
+        self.state.scaler.scale(loss).backward()
+        self.state.update()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _evaluate(self) -> Tensor:
+        self.model.eval()
+        with self.autocast():
+            return self.task.scores(self.called)
+
+    def resume(self, checkpoints: Checkpoints) -> None:
+        """Takes the state of a file; the generators' comes last."""
+        path = checkpoints.resume
+        assert path is not None
+        tensors, numbers = checkpoint.read(path, self.config, self.device.type)
+        self.history.rows = self.state.load(path, tensors, numbers)
+
+    def prepare(self) -> None:
+        """Builds and compiles what the first steps would, on the clock; leaves no other trace."""
+        with self.state.kept_generators():
+            self._build_windows()
+            batch = next(iter(self.task.batches()))
+            self._warm_up("warmup", batch)
+            self.path = models.path(self.model)
+            if self.config.compile:
+                torch.compiler.reset()  # after a few models of a class it would leave the next one as it is
+                self.called = torch.compile(self.model)  # type: ignore[assignment]
+                self._warm_up("compile", batch)
+            if self.config.cuda_graph:
+                with timed(self.setup_ms, "capture", self.device):
+                    self._capture(batch)
+
+    def _build_windows(self) -> None:
+        # those of batches are built, and timed, with each batch
+        fuses = self.config.layers == "graphfuse" and kernel_problem(self.device, torch.float32) is None
+        if fuses and isinstance(self.task, tasks.NodeTask):
+            graph = self.task.graph
+            with timed(self.setup_ms, "windows", self.device):
+                row_windows(graph.edge_index, int(graph.num_nodes), int(graph.num_nodes))
+
+    def _warm_up(self, name: str, batch: Any) -> None:
+        arguments = self.task.arguments(batch)
+        with timed(self.setup_ms, name, self.device):
+            for training in (False, True):
+                self.model.train(training)
+                with self.autocast():
+                    graphfuse.warmup(self.called, *arguments)
+
+    def _capture(self, batch: Any) -> None:
+        before = self.state.snapshot()
+        step = captured(lambda: self._step(batch))
+        self.state.put_back(before)
+        self.step = lambda batch: step()
+        if not self.task.waits:
+            self.evaluate = captured(self._evaluate)
+
+    def train(self, progress: bool, checkpoints: Checkpoints, log: Log | None) -> Result:
+        """Runs the epochs that are left."""
+        config, history = self.config, self.history
+        first = len(history)
+        reads = log is not None or config.patience > 0 or config.schedule == "plateau"
+        history.go()
+        with tqdm(total=config.epochs, initial=first, desc=_describe(config),
+                  disable=None if progress else True) as bar:  # fmt: skip
+            over = self._is_over()
+            while not over:
+                evaluated = self._epoch()
+                epoch = len(history)
+                if not bar.disable and (reads or epoch % 10 == 0):  # reading synchronises
+                    row = history.last()
+                    bar.set_postfix(loss=f"{row['loss']:.3f}", val=f"{row['val']:.2f}",
+                                    epoch_ms=f"{row['train_ms']:.2f}", refresh=False)  # fmt: skip
+                if evaluated and log is not None:
+                    log(config, epoch, history.last())
+                self.state.end_epoch(history.last()["val"] if reads and evaluated else None)
+                over = self._is_over()
+                if checkpoints.due(epoch, over):
+                    self._save(checkpoints)
+                    history.go()
+                bar.update()
+        return self._result()
+
+    def _epoch(self) -> bool:
+        begin = self.history.mark()
+        losses = [self.step(batch) for batch in self.task.batches()]
+        trained = self.history.mark()
+        loss = torch.stack(losses).mean()  # a copy: a replay overwrites what it returned
+        epoch = len(self.history) + 1
+        due = epoch % self.config.eval_every == 0 or epoch == self.config.epochs
+        scores = self.evaluate().clone() if due else None
+        self.history.append(loss, scores, (begin, trained, self.history.mark()))
+        return due
+
+    def _is_over(self) -> bool:
+        epoch, patience = len(self.history), self.config.patience
+        if epoch >= self.config.epochs:
+            return True
+        return patience > 0 and epoch > 0 and epoch - 1 - self.history.best() >= patience
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        assert checkpoints.path is not None
+        tensors, numbers = self.state.dump()
+        tensors["history"] = self.history.tensor()
+        checkpoint.save(checkpoints.path, self.config, self.device.type, tensors, numbers)
+
+    def _result(self) -> Result:
+        rows, best = self.history.resolve(), self.history.best()
+        target = self.config.target
+        return Result(
+            layers=self.config.layers,
+            seed=self.config.seed,
+            metric=self.metric,
+            test_accuracy=rows[best][2],
+            val_accuracy=rows[best][1],
+            best_epoch=best + 1,
+            epochs=len(rows),
+            epoch_ms=self.history.median("train_ms"),
+            eval_ms=self.history.median("eval_ms") if best >= 0 else math.nan,
+            train_s=rows[-1][-1],
+            time_to_accuracy_s=self.history.reached(target) if target else None,
+            setup_ms=self.setup_ms,
+            peak_mib=peak_mib(self.device),
+            path=self.path[0],
+            reasons=self.path[1],
+            curve=rows,
+        )
 
 
 def _describe(config: TrainConfig) -> str:
     return f"{config.dataset} {config.model} ({config.layers}, seed {config.seed})"
-
-
-@torch.no_grad()
-def _evaluate(model: torch.nn.Module, data: Data) -> Tensor:
-    """Validation and test accuracy in percent, on the device."""
-    model.eval()
-    correct = model(data.x, data.edge_index).argmax(1) == data.y
-    masks = torch.stack([data.val_mask, data.test_mask])
-    accuracy: Tensor = 100.0 * (correct & masks).sum(1) / masks.sum(1)
-    return accuracy
 
 
 def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
@@ -148,61 +308,3 @@ def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
         return result
 
     return replay
-
-
-def _capture(step: Callable[[], None], model: torch.nn.Module, optimizer: Any) -> Callable[[], None]:
-    """``step`` as a CUDA graph; training still starts from the parameters that were drawn."""
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        raise ValueError("`cuda_graph` must be false on a CPU (got true); set cuda_graph=false")
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-    with torch.cuda.device(device):
-        run = captured(step)
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), start, strict=True):
-            parameter.copy_(value)
-        for state in optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-    return run
-
-
-class _Clock:
-    """Times calls on the device without waiting for them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[tuple[Any, Any]] = []
-        self._seconds: list[float] = []
-        self._cuda = device.type == "cuda"
-
-    def time(self, call: Callable[[], None]) -> None:
-        if self._cuda:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            self._events.append((begin, end))
-        else:
-            begin_s = time.perf_counter()
-            call()
-            self._seconds.append(time.perf_counter() - begin_s)
-
-    def last_ms(self) -> float:
-        if not self._cuda:
-            return 1e3 * self._seconds[-1]
-        begin, end = self._events[-1]
-        end.synchronize()
-        return float(begin.elapsed_time(end))
-
-    def median_ms(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-            return statistics.median(float(begin.elapsed_time(end)) for begin, end in self._events)
-        return 1e3 * statistics.median(self._seconds)
-
-
-def _peak_mib(device: torch.device) -> float:
-    if device.type == "cuda":
-        peak: int = torch.cuda.max_memory_allocated(device)
-        return peak / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -56,10 +56,10 @@ class GAT(pl.LightningModule):
 
 
 try:
-    data = load(args.dataset, normalize_features=True)
+    data = load(args.dataset, normalize_features=True).data
 except DatasetError as error:
     print(f"{error}\nTraining on a generated graph of Cora's size instead.")
-    data = load("quickstart", normalize_features=True)
+    data = load("quickstart", normalize_features=True).data
 model = GAT(data.num_features, args.hidden_channels, int(data.y.max()) + 1, args.heads)
 trainer = pl.Trainer(
     devices=1, max_epochs=args.epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False

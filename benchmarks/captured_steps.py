@@ -1,0 +1,177 @@
+"""A training step of two layers of each kind on a small graph: eager, and as a CUDA graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+import graphfuse.nn
+from benchmarks import truth
+from benchmarks.bench import Bench, Prepared, Problem, device
+from graphfuse.train import datasets, loop, models
+
+# convolution, channels of a head, heads; the last layer has one head, and AGNN's layers have none
+_NETS = {
+    "gcn": ("GCNConv", 16, None),
+    "gat": ("GATConv", 8, 8),
+    "gatv2": ("GATv2Conv", 8, 8),
+    "agnn": ("AGNNConv", 16, None),
+    "transformer": ("TransformerConv", 8, 8),
+}
+_DROPOUT = 0.5  # of the features between the layers, and of the attention weights where a layer drops them
+
+
+class Net(torch.nn.Module):
+    """Two layers, ReLU and dropout between them; AGNN's stand between two dense layers."""
+
+    def __init__(self, package: Any, kind: str, in_dim: int, classes: int, prepared: bool) -> None:
+        super().__init__()
+        name, width, heads = _NETS[kind]
+        conv = getattr(package, name)
+        options: dict[str, Any] = {} if heads is None else {"dropout": _DROPOUT}
+        if kind == "gcn":
+            options |= {"normalize": False} if prepared else {"cached": True}
+        elif kind != "transformer" and prepared:
+            options |= {"add_self_loops": False}
+        self.before: torch.nn.Module = torch.nn.Identity()
+        self.after: torch.nn.Module = torch.nn.Identity()
+        if kind == "agnn":
+            self.before, self.after = torch.nn.Linear(in_dim, width), torch.nn.Linear(width, classes)
+            self.first, self.last = conv(requires_grad=False, **options), conv(**options)
+            return
+        first = options if heads is None else options | {"heads": heads}
+        self.first = conv(in_dim, width, **first)
+        self.last = conv(width * (heads or 1), classes, **options)
+
+    def forward(self, x: Tensor, edges: Sequence[Tensor]) -> Tensor:
+        """Class scores of every node."""
+        x = self.first(self.before(x), *edges).relu()
+        x = F.dropout(x, _DROPOUT, self.training)
+        scores: Tensor = self.after(self.last(x, *edges))
+        return scores
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What providers are given. Nodes that are not trained on have the target -100: nothing synchronises."""
+
+    data: Data
+    kind: str
+    dtype: torch.dtype
+    captured: bool
+
+    @functools.cached_property
+    def target(self) -> Tensor:
+        """The class of each node that is trained on."""
+        return torch.where(self.data.train_mask, self.data.y, -100)
+
+    def net(self, package: Any, prepared: bool = False) -> Net:
+        """The network of the layers of ``package``, with the same start for all."""
+        torch.manual_seed(0)
+        sizes = (self.data.num_features, int(self.data.y.max()) + 1)
+        return Net(package, self.kind, *sizes, prepared).to(self.data.x.device, self.dtype)
+
+    def edges(self, prepared: bool) -> tuple[Tensor, ...]:
+        """The graph as given, or as PyG's layers need it to be captured: loops added, weights computed."""
+        edge_index, num_nodes = self.data.edge_index, self.data.num_nodes
+        if not prepared or self.kind == "transformer":
+            return (edge_index,)
+        if self.kind == "gcn":
+            return gcn_norm(edge_index, None, num_nodes, dtype=self.dtype)
+        return (add_self_loops(remove_self_loops(edge_index)[0], num_nodes=num_nodes)[0],)
+
+
+def _problem(graph: str, kind: str, dtype: torch.dtype, captured: bool, mode: str) -> Problem:
+    data = datasets.load(graph).data.to(device())
+    inputs = Inputs(data, kind, dtype, captured)
+    edges = inputs.edges(prepared=False)
+    results = [_results(inputs, inputs.net(pyg).to(precise), edges) for precise in (torch.float64, dtype)]
+    expected = [
+        truth.Expected(exact, rounded, None, factor)
+        for exact, rounded, factor in zip(*results, (2.0, 3.0), strict=True)
+    ]
+    return Problem(
+        facts={
+            "graph": graph,
+            "num_nodes": inputs.data.num_nodes,
+            "num_edges": inputs.data.num_edges,
+            "dtype": str(dtype).removeprefix("torch."),
+            "mode": mode,
+            "extra": {"kind": kind, "captured": captured, "dropout": _DROPOUT},
+        },
+        inputs=inputs,
+        device=device(),
+        check=lambda results: truth.worst(expected, results),
+    )
+
+
+def _results(i: Inputs, net: Net, edges: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Scores without dropout, and the gradients of all parameters as one."""
+    net.eval()
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    scores = net(i.data.x.to(parameters[0].dtype), edges)
+    gradients = torch.autograd.grad(_loss(i, scores), parameters)
+    return scores.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def _loss(i: Inputs, scores: Tensor) -> Tensor:
+    wide = scores if scores.dtype is torch.float64 else scores.float()
+    return F.cross_entropy(wide, i.target)
+
+
+def _provider(package: Any, i: Inputs) -> Prepared:
+    """A step with Adam. Captured, what is checked are the numbers of a replay."""
+    prepared = i.captured and package is pyg
+    net, edges = i.net(package, prepared), i.edges(prepared)
+    x = i.data.x.to(i.dtype)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.005, fused=True, capturable=i.captured)
+
+    def forward_and_backward() -> Sequence[Tensor]:
+        return _results(i, net, edges)
+
+    replay = loop.captured(forward_and_backward) if i.captured else forward_and_backward
+    checked = [result.clone() for result in replay()]
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    del replay  # and its graph, with the memory that was read until now
+    net.train()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _loss(i, net(x, edges)).backward()
+        optimizer.step()
+
+    call = loop.captured(step) if i.captured else step
+    taken = models.path(net)[0]
+    extra = {"loops and weights": "made beforehand" if prepared else "made by the layers"}
+    return Prepared(call, lambda: checked, "-" if taken == "pyg" else taken, extra)
+
+
+Bench(
+    name="captured_steps",
+    sweep=[
+        {
+            "graph": ("cora", "pubmed"),
+            "kind": tuple(_NETS),
+            "dtype": (torch.float32, torch.bfloat16),
+            "captured": (False, True),
+            "mode": ("step",),
+        }
+    ],
+    problem=_problem,
+    providers={
+        "graphfuse": functools.partial(_provider, graphfuse.nn),
+        "pyg": functools.partial(_provider, pyg),
+    },
+    take_turns=True,
+)

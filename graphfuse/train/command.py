@@ -1,0 +1,82 @@
+"""What ``graphfuse train`` does with its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphfuse import plot
+from graphfuse.train import curves, report
+from graphfuse.train.checkpoint import Checkpoints
+from graphfuse.train.config import TrainConfig
+from graphfuse.train.trackers import tracking
+
+
+@dataclass(frozen=True)
+class Options:
+    """How often to train, and where results go; the run itself is a :class:`TrainConfig`.
+
+    Args:
+        name: Of the configuration file, without folder and suffix.
+        seeds: Runs, with seeds counted up.
+        compare: Whether PyG's layers train too.
+        data_root: Folder of data sets.
+        checkpoint: File that the run is saved to.
+        checkpoint_every: Epochs from one saving to the next; 0 saves at the end.
+        resume: File that the run goes on from.
+        results: File that JSON lines are added to; with ``compare`` one in ``runs`` by default.
+        plot: File of learning curves and memory.
+        tensorboard: Folder that TensorBoard reads.
+        wandb: Whether to print each evaluation and send it to Weights & Biases.
+
+    Raises:
+        ValueError: an option is out of range or does not go with another.
+    """
+
+    name: str
+    seeds: int = 1
+    compare: bool = False
+    data_root: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int = 0
+    resume: str | None = None
+    results: str | None = None
+    plot: str | None = None
+    tensorboard: str | None = None
+    wandb: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1 (got {self.seeds})")
+        every = self.checkpoint_every
+        if every < 0 or (every > 0 and self.checkpoint is None):
+            raise ValueError(f"--checkpoint-every N needs --checkpoint FILE and N > 0 (got {every})")
+        if (self.checkpoint or self.resume) and (self.seeds > 1 or self.compare):
+            raise ValueError("--checkpoint and --resume are for one run: leave out --seeds and --compare")
+        if self.plot is not None:  # before a long run, not after it
+            plot.check_suffix(self.plot)
+            curves.require_matplotlib()
+
+
+def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
+    """Trains, and writes what is asked for.
+
+    Returns:
+        The summary of :func:`graphfuse.train.report.run`, and what to print.
+    """
+    results = options.results or (f"runs/{options.name}.jsonl" if options.compare else None)
+    saved, resumed = (None if name is None else Path(name) for name in (options.checkpoint, options.resume))
+    with tracking(config, options.wandb, options.tensorboard) as log:
+        found, runs = report.run(
+            config, options.seeds, options.compare, options.data_root, progress=not options.wandb,
+            results=None if results is None else Path(results), log=log,
+            checkpoints=Checkpoints(saved, options.checkpoint_every, resumed),
+        )  # fmt: skip
+    lines = [report.table(found)]
+    if results is not None:
+        lines.append(f"results: {results}")
+    if options.plot is not None:
+        plot.write(curves.draw(runs, f"{config.model} on {config.dataset}"), options.plot)
+        lines.append(f"plot: {options.plot}")
+    return found, "\n".join(lines)
