@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
     and their edges are numbered in the matrix's own order (row by row for CSR and ``SparseTensor``).
     """
     if isinstance(graph, EdgeIndex):
-        rows, cols = graph.sparse_size()
-        size = (rows, cols) if size is None else size
+        own = graph.sparse_size()
+        size = own if size is None else size
+        check_own_size(own, size)
         graph = graph.as_tensor()
     elif isinstance(graph, Tensor) and graph.layout != torch.strided:
         size = (graph.size(1), graph.size(0)) if size is None else size
@@ -37,6 +39,8 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
             f"or a SparseTensor (got {type(graph).__name__})"
         )
     check_edge_index(graph)
+    if size is not None and len(size) != 2:
+        raise ValueError(f"`size` must be (num_src, num_dst) (got {size})")
     num_src, num_dst = (None, None) if size is None else size
     if num_src is None or num_dst is None:
         # as PyG: without sizes the graph is square and ends at its largest index
@@ -45,6 +49,15 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
         num_src = inferred if num_src is None else num_src
         num_dst = inferred if num_dst is None else num_dst
     return graph, num_src, num_dst
+
+
+def check_own_size(own: Size, size: Size) -> None:
+    """Raises when what an ``EdgeIndex`` says of its size is not ``size``; PyG raises there too."""
+    if any(None not in pair and pair[0] != pair[1] for pair in zip(own, size, strict=False)):
+        raise ValueError(
+            f"`edge_index` is an EdgeIndex of size {own}, wanted {size}, that of the features; give it the "
+            "right sparse_size or pass edge_index.as_tensor()"
+        )
 
 
 def check_edge_index(edge_index: Tensor) -> None:
@@ -57,11 +70,19 @@ def check_edge_index(edge_index: Tensor) -> None:
         raise ValueError(
             f"Expected 'edge_index' to have size '2' in the first dimension (got '{edge_index.size(0)}')"
         )
+    if edge_index.is_meta:
+        raise ValueError(
+            "`edge_index` must hold indices (got a tensor on meta); move it where the features are"
+        )
 
 
 def check_sizes(edge_index: Tensor, num_src: int, num_dst: int) -> None:
     """Raises when a size or the number of edges does not fit int32 offsets."""
     for name, count in (("num_src", num_src), ("num_dst", num_dst), ("num_edges", edge_index.size(1))):
+        try:
+            operator.index(count)
+        except TypeError:
+            raise ValueError(f"`{name}` must be an integer (got {count!r})") from None
         if not 0 <= count <= LIMIT:
             raise ValueError(
                 f"`{name}` must lie in [0, {LIMIT}] (got {count}); split the graph, for example with "
@@ -91,6 +112,8 @@ def check_indices(edge_index: Tensor, num_src: int, num_dst: int) -> None:
 
 
 def _sparse_indices(adj_t: Tensor) -> Tensor:
+    if adj_t.dim() != 2:
+        raise ValueError(f"`edge_index` must be a sparse matrix (got {adj_t.dim()} dimensions)")
     if adj_t.layout == torch.sparse_coo:
         row, col = adj_t._indices()
     elif adj_t.layout == torch.sparse_csr:

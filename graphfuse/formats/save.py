@@ -19,16 +19,10 @@ from graphfuse.formats import packed as packing
 from graphfuse.formats.cache import remember
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.row_windows import RowWindows
+from graphfuse.formats.validate import PARTS, check_parts
 
 _FORMAT = "graphfuse.row_windows"
 _EDGES = "edge_index"
-# what a record may hold -> its kind and number of sections, as formats/structure.py packs them
-_PARTS = {
-    "windows": (packing.WINDOWS, 10),
-    "rows": (packing.ROWS, 8),
-    "window_edges": (packing.WINDOW_EDGES, 4),
-    "row_edges": (packing.ROW_EDGES, 2),
-}
 _NUMBERS = ("fingerprint", "transposed", "num_dst", "num_src", "num_edges", "crc32")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in inputs.INTEGERS}
 
@@ -51,7 +45,7 @@ def save_windows(path: PathLike, windows: RowWindows, edge_list: bool = True) ->
     from safetensors.torch import save_file
 
     state = windows.__getstate__()
-    parts = {name: state[name].detach().cpu() for name in _PARTS if name in state}
+    parts = {name: state[name].detach().cpu() for name in PARTS if name in state}
     scalars = packing.unpack(state["windows"]).scalars
     fields = {
         "format": _FORMAT,
@@ -87,13 +81,13 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
             it holds one, is then not read.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, of another schema or not from :func:`save_windows`; it holds no edge
-            list and none is given; or it was built from other edges than ``edge_index``.
+        OSError: there is no such file, or it cannot be read.
+        ValueError: the file is damaged, inconsistent, of another schema or not from :func:`save_windows`; it
+            holds no edge list and none is given; or it was built from other edges than ``edge_index``.
 
     Note:
-        The checksum finds damage, not malice: call :meth:`graphfuse.RowWindows.validate` on a record that
-        comes from elsewhere.
+        No code in the file is run, and all of it is compared with the edges before a kernel can see it
+        (:meth:`graphfuse.RowWindows.validate`): some sorts on ``device``, about as many as a build takes.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -123,12 +117,17 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
             f"{numbers['num_edges']} edges in the same order (got {source.size(1)} edges, other ones or "
             "another order); build the windows of this one"
         )
+    parts = {
+        name: _moved(packed, source.device if device is None else device) for name, packed in parts.items()
+    }
+    try:
+        check_parts(parts, source.to(parts["windows"].device))
+    except ValueError as error:
+        _refuse(path, "a consistent record", f"{error}")
+    # only now, as others find a record as soon as it is one
     record = RowWindows.__new__(RowWindows)
     state = {"transposed": False, "fingerprint": numbers["fingerprint"], "source": source, **parts}
     record.__setstate__(state)
-    if device is None:
-        device = source.device
-    record = record.to(device)
     if edge_index is not None and edge_index.device == record.device:
         remember(edge_index, record)
     return record.transpose() if numbers["transposed"] else record
@@ -142,8 +141,8 @@ def _check_schema(path: PathLike, metadata: dict[str, str]) -> None:
 
 
 def _read_numbers(path: PathLike, metadata: dict[str, str], parts: dict[str, Tensor]) -> dict[str, int]:
-    if "windows" not in parts or not parts.keys() <= _PARTS.keys():
-        _refuse(path, f"the tensors windows and perhaps {', '.join(_PARTS)}", ", ".join(parts) or "none")
+    if "windows" not in parts or not parts.keys() <= PARTS.keys():
+        _refuse(path, f"the tensors windows and perhaps {', '.join(PARTS)}", ", ".join(parts) or "none")
     for name, packed in parts.items():
         if packed.dtype != torch.int32 or packed.dim() != 1 or packed.numel() < packing._HEADER:
             _refuse(path, f"{name} int32[{packing._HEADER} or more]", f"{packed.dtype} {list(packed.shape)}")
@@ -161,7 +160,7 @@ def _read_numbers(path: PathLike, metadata: dict[str, str], parts: dict[str, Ten
 
 def _check_header(path: PathLike, name: str, packed: Tensor, sizes: list[int]) -> None:
     # before anything believes it: a section beyond the end would be read from foreign memory
-    kind, sections = _PARTS[name]
+    kind, sections = PARTS[name]
     header = packed[: packing._HEADER].tolist()
     places = header[packing._SCALARS : packing._SCALARS + 2 * sections]
     inside = all(
@@ -173,6 +172,12 @@ def _check_header(path: PathLike, name: str, packed: Tensor, sizes: list[int]) -
     wanted = [packing.SCHEMA, kind, *sizes]
     if header[:5] != wanted or not inside or any(header[packing._SCALARS + 2 * sections :]):
         _refuse(path, f"{name} of the header {wanted}, sections within", f"{header[:5]}, {places}")
+
+
+def _moved(packed: Tensor, device: Any) -> Tensor:
+    moved = packed.to(device)
+    packing.adopt(moved, packing.header_of(packed))
+    return moved
 
 
 def _stored_edges(path: PathLike, metadata: dict[str, str], edges: Tensor | None) -> Tensor:

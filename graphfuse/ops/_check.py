@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -83,14 +84,18 @@ def same_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None
 
 def dropout_seed(dropout: float, seed: Tensor | None, device: torch.device) -> Tensor | None:
     """The seed of dropout, drawn if there is none; None without dropout. Raises if either does not fit."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"`dropout` must be in [0, 1) (got {dropout})")
+    if not isinstance(dropout, (float, int, numbers.Real)) or not 0.0 <= dropout < 1.0:
+        raise ValueError(f"`dropout` must be in [0, 1) (got {dropout!r})")
     if dropout == 0:
         return None
     if seed is None:
         return torch.randint(1 << 62, (1,), device=device)
-    if seed.shape != (1,) or seed.dtype != torch.int64 or seed.device != device:
-        got = f"{seed.dtype}{list(seed.shape)} on {seed.device}"
+    if not isinstance(seed, Tensor):
+        raise ValueError(f"`seed` must be int64[1] on {device} (got {type(seed).__name__})")
+    fits = seed.shape == (1,) and seed.dtype == torch.int64 and seed.layout is torch.strided
+    if not fits or seed.device != device:
+        layout = "" if seed.layout is torch.strided else f"{seed.layout} "
+        got = f"{layout}{seed.dtype}{list(seed.shape)} on {seed.device}"
         raise ValueError(f"`seed` must be int64[1] on {device} (got {got})")
     return seed
 

@@ -25,10 +25,12 @@ def check_gat(
     """Checks the arguments of :func:`gat_attention`, and returns the seed; ``x`` may be missing."""
     _check.windows(windows)
     num_dst, num_src = windows.shape
-    if x is not None:
+    if x is None:
+        _check.matrix("a_src", a_src, num_src, windows.device)
+    else:
         _check.heads("x", x, num_src, windows.device)
     like, name = (a_src, "a_src") if x is None else (x, "x")
-    heads = a_src.size(-1) if x is None else x.size(1)
+    heads = like.size(1)
     for given, value, rows in (("a_src", a_src, num_src), ("a_dst", a_dst, num_dst)):
         _check.matrix(given, value, rows, windows.device, heads)
         _check.same_dtype(given, value, name, like.dtype)

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from hypothesis import settings
+
+from tests.properties import PROFILE
+
+settings.load_profile(PROFILE)
