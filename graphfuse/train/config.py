@@ -14,7 +14,7 @@ class TrainConfig:
 
     Args:
         dataset: Name of a data set, see ``graphfuse train --list``.
-        model: Architecture, see :mod:`graphfuse.train.models`.
+        model: Architecture, see ``graphfuse.train.models``.
         layers: Whose convolutions: graphfuse's, or PyG's with everything else equal.
         hidden_channels: Width between layers, of all heads together.
         num_layers: Convolutions or blocks.

@@ -50,7 +50,7 @@ class Result:
         peak_mib: Most memory in use: allocated on the GPU, or the process's resident set on a CPU.
         path: ``fused``, ``generic`` or ``pyg``; of a compiled model, before it was.
         reasons: Why it was not fused.
-        curve: A row for each epoch, see :class:`graphfuse.train.history.History`.
+        curve: A row for each epoch, see ``graphfuse.train.history``.
     """
 
     layers: str
