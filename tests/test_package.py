@@ -64,15 +64,14 @@ def test_ops_without_the_interpreter_are_the_definition() -> None:
 import functools, torch
 from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
+torch.manual_seed(0)
 for name, graph in GRAPHS.items():
     edge_index, (num_src, num_dst) = graph()
     windows = RowWindows.from_edge_index(edge_index, (num_src, num_dst))
-    inputs = {"x": torch.randn(num_src, 5), "weight": torch.randn(3, 5)}
-    inputs["edge_weight"] = torch.randn(windows.num_edges)
-    for tensor in inputs.values():
-        tensor.requires_grad_()
+    shapes = {"x": (num_src, 5), "weight": (3, 5), "edge_weight": (windows.num_edges,)}
+    draws = [{k: torch.randn(v, requires_grad=True) for k, v in shapes.items()} for _ in range(8)]
     define = functools.partial(reference.spmm_gemm, edge_index, num_dst=num_dst)
-    check(functools.partial(ops.spmm_gemm, windows), define, inputs)
+    check(functools.partial(ops.spmm_gemm, windows), define, *draws)
     pair = {"a": torch.randn(num_dst, 4), "b": torch.randn(num_src, 4)}
     check(functools.partial(ops.sddmm, windows), functools.partial(reference.sddmm, edge_index), pair)
 print("same")

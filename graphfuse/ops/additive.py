@@ -176,7 +176,9 @@ def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     fields = len(How._fields)
     how, given = How(*arguments[:fields]), Operands(*arguments[fields : fields + len(Operands._fields)])
     with_edges, x = given.edge is not None, given.x
-    rows = how.v2 or with_edges or launch.gat_prefers_rows(*sizes, x.size(1), x.size(2), x.dtype)
+    # the window kernel reads numbers of the first source, so there has to be one
+    rows = how.v2 or with_edges or sizes[1] == 0
+    rows = rows or launch.gat_prefers_rows(*sizes, x.size(1), x.size(2), x.dtype)
     return rows, with_edges
 
 

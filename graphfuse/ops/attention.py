@@ -154,7 +154,9 @@ def sparse_attention(
 def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     q, *_, edge_attr, _ = arguments[3 : 3 + len(Operands._fields)]
     with_edges = edge_attr is not None
-    return with_edges or launch.attention_prefers_rows(*sizes, q.size(1), q.size(2), q.dtype), with_edges
+    # the window kernel reads numbers of the first source, so there has to be one
+    rows = with_edges or sizes[1] == 0
+    return rows or launch.attention_prefers_rows(*sizes, q.size(1), q.size(2), q.dtype), with_edges
 
 
 class Operands(NamedTuple):

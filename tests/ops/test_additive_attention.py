@@ -174,6 +174,13 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
     assert all(grad.isfinite().all() for grad in grads)
 
 
+def test_receivers_without_any_source(walked: str, device: torch.device) -> None:
+    windows = RowWindows.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device=device), (0, 5))
+    of_src, of_dst = (torch.zeros(rows, 2, device=device, dtype=torch.float16) for rows in (0, 5))
+    x = torch.zeros(0, 2, 8, device=device, dtype=torch.float16)
+    assert not ops.gat_attention(of_src, of_dst, x, windows).any()
+
+
 @WALKS
 def test_a_node_alone_attends_to_itself(kind: str, walked: str, device: torch.device) -> None:
     windows, edge_index, given = draw(kind, "isolated", device, narrow(walked), 2, 8)

@@ -200,8 +200,8 @@ def state_of(model: torch.nn.Module) -> list[Any]:
     return kept
 
 
-@examples(40)
-@given(drawn=st.lists(cases(), min_size=1, max_size=3), data=st.data())
+@examples(15)
+@given(drawn=st.lists(cases(), min_size=1, max_size=2), data=st.data())
 def test_convert_and_back_changes_nothing(drawn: list[Case], data: st.DataObject) -> None:
     model = Net([case.theirs for case in drawn])
     before, state = state_of(model), {key: one.clone() for key, one in model.state_dict().items()}
@@ -213,6 +213,8 @@ def test_convert_and_back_changes_nothing(drawn: list[Case], data: st.DataObject
         swapped = type(case.theirs).__module__.startswith("graphfuse.nn")
         assert swapped == (f"layers.{place}" in chosen)
     assert_equal(dict(model.state_dict()), state)
+    for case, out in zip(drawn, outs, strict=True):  # which leaves notes on the layers
+        assert_same_numbers(case.run(case.theirs), out)
     assert graphfuse.revert(model) is model
     assert state_of(model) == before
     assert_equal(dict(model.state_dict()), state)
