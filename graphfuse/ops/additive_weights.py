@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.ops._check_additive import check_gat, check_gatv2
+from graphfuse.reference.additive import with_loops
 from graphfuse.reference.attention import kept
 
 
@@ -57,10 +58,11 @@ def gat_attention_weights(
         :func:`graphfuse.reference.gat_attention_weights`.
     """
     seed = check_gat(a_src, a_dst, None, windows, dropout, seed, self_loops, edge_score, loop_score)
-    edges = _Edges.of(windows, self_loops)
+    listed, edge_score = with_loops(windows.edge_index(), edge_score, a_src, a_dst, self_loops, loop_score)
+    edges = _Edges.of(listed, windows)
     score = edges.pairs(a_src.to(_wide(a_src)), a_dst.to(_wide(a_dst)))
     if edge_score is not None:
-        score = score + edges.with_loops(edge_score, loop_score).to(score.dtype)
+        score = score + edge_score.to(score.dtype)
     return edges.weights(F.leaky_relu(score, negative_slope), dropout, seed, a_src.dtype)
 
 
@@ -90,10 +92,11 @@ def gatv2_attention_weights(
         Reference: :func:`graphfuse.reference.gatv2_attention_weights`.
     """
     seed = check_gatv2(x_src, x_dst, att, windows, dropout, seed, self_loops, edge, loop_edge)
-    edges = _Edges.of(windows, self_loops)
+    listed, edge = with_loops(windows.edge_index(), edge, x_src, x_dst, self_loops, loop_edge)
+    edges = _Edges.of(listed, windows)
     hidden = edges.pairs(x_src.to(_wide(x_src)), x_dst.to(_wide(x_dst)))
     if edge is not None:
-        hidden = hidden + edges.with_loops(edge, loop_edge).to(hidden.dtype)
+        hidden = hidden + edge.to(hidden.dtype)
     score = (F.leaky_relu(hidden, negative_slope) * att.to(hidden.dtype)).sum(2)
     return edges.weights(score, dropout, seed, x_src.dtype)
 
@@ -121,30 +124,21 @@ class _Segments(NamedTuple):
 
 
 class _Edges(NamedTuple):
+    """An edge list from both ends. Made anew in each call: with the record it would be 40 bytes an edge."""
+
     edge_index: Tensor
-    others: Tensor | None  # with self-loops: which of the caller's edges remain
     src: _Segments
     dst: _Segments
 
     @classmethod
-    def of(cls, windows: RowWindows, self_loops: bool) -> _Edges:
+    def of(cls, edge_index: Tensor, windows: RowWindows) -> _Edges:
         num_dst, num_src = windows.shape
-        edge_index, others = windows.edge_index().long(), None
-        if self_loops:
-            others = (edge_index[0] != edge_index[1]).nonzero().view(-1)
-            loops = torch.arange(min(num_dst, num_src), device=windows.device)
-            edge_index = torch.cat([edge_index.index_select(1, others), torch.stack([loops, loops])], 1)
         src, dst = edge_index.unbind()
-        return cls(edge_index, others, _Segments.of(src, num_src), _Segments.of(dst, num_dst))
+        return cls(edge_index, _Segments.of(src, num_src), _Segments.of(dst, num_dst))
 
     def pairs(self, of_src: Tensor, of_dst: Tensor) -> Tensor:
         found: Tensor = _Gather.apply(of_src, self.src) + _Gather.apply(of_dst, self.dst)
         return found
-
-    def with_loops(self, of_edges: Tensor, of_loops: Tensor | None) -> Tensor:
-        if self.others is None or of_loops is None:
-            return of_edges
-        return torch.cat([of_edges.index_select(0, self.others), of_loops])
 
     def weights(
         self, score: Tensor, dropout: float, seed: Tensor | None, dtype: torch.dtype

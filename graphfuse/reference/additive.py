@@ -67,7 +67,7 @@ def gat_attention_weights(
     loop_score: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The weights of :func:`gat_attention` after dropout: edges, loops last, and ``[num_weights, heads]``."""
-    edge_index, edge_score = _with_loops(edge_index, edge_score, a_src, a_dst, self_loops, loop_score)
+    edge_index, edge_score = with_loops(edge_index, edge_score, a_src, a_dst, self_loops, loop_score)
     # index_select: its derivative adds rows in float32 where that of a_src[src] would round every addition
     score = a_src.index_select(0, edge_index[0]) + a_dst.index_select(0, edge_index[1])
     if edge_score is not None:
@@ -127,7 +127,7 @@ def gatv2_attention_weights(
     loop_edge: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The weights of :func:`gatv2_attention` after dropout: edges, loops last, ``[num_weights, heads]``."""
-    edge_index, edge = _with_loops(edge_index, edge, x_src, x_dst, self_loops, loop_edge)
+    edge_index, edge = with_loops(edge_index, edge, x_src, x_dst, self_loops, loop_edge)
     hidden = x_src.index_select(0, edge_index[0]) + x_dst.index_select(0, edge_index[1])
     if edge is not None:
         hidden = hidden + edge
@@ -135,7 +135,7 @@ def gatv2_attention_weights(
     return _weights(edge_index, score, x_dst.size(0), dropout, seed)
 
 
-def _with_loops(
+def with_loops(
     edge_index: Tensor,
     edge: Tensor | None,
     src: Tensor,
@@ -143,6 +143,7 @@ def _with_loops(
     self_loops: bool,
     of_loops: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
+    """Edges and their numbers; with ``self_loops`` less the loops among them, and then one for each node."""
     edge_index = edge_index.long()
     if not self_loops:
         return edge_index, edge
