@@ -242,7 +242,9 @@ def attention_bwd_row_kernel(
         own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
     own_scale = None
     if key_scale_ptr is not None:
-        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)[:, None]
+        # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
+        own_mask = mask_head & (TRANSPOSED or LOOPS)
+        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=own_mask, other=0.0)[:, None]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
     if LOOPS:

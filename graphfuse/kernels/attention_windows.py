@@ -277,7 +277,8 @@ def attention_bwd_window_kernel(
     second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     own_scale = None
     if key_scale_ptr is not None:
-        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats, HEADS)
+        # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
+        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats & (TRANSPOSED or LOOPS), HEADS)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     if LOOPS:
