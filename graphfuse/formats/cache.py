@@ -109,6 +109,8 @@ def _find_or_build(edge_index: Tensor, num_src: int, num_dst: int) -> RowWindows
             "`edge_index`"
         )
     plain = _plain(edge_index)
+    if isinstance(edge_index, EdgeIndex):
+        inputs.check_own_size(edge_index.sparse_size(), (num_src, num_dst))
     inputs.check_edge_index(plain)
     live = find_live(plain, num_src, num_dst)
     if live is None:

@@ -163,3 +163,11 @@ def test_a_cold_capture_says_what_to_do_and_a_warm_one_pins() -> None:
         assert row_windows(edge_index, 33, 33) is record
         torch.ones(1, device="cuda").add_(1)
     assert any(pinned is record for pinned in cache._PINNED)
+
+
+def test_an_edge_index_of_another_size_is_refused_though_equal_edges_are_live(device: torch.device) -> None:
+    edges = torch.tensor([[0, 1], [1, 0]], device=device)
+    kept = row_windows(edges, 5, 5)
+    with pytest.raises(ValueError, match="9"):
+        row_windows(EdgeIndex(edges.clone(), sparse_size=(9, 9)), 5, 5)
+    assert kept.shape == (5, 5)
