@@ -290,6 +290,7 @@ def test_a_capture_needs_nothing_else() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_cold_capture_names_warmup() -> None:
     inputs = Inputs("cuda")
     model = graphfuse.convert(pyg.GCN(WIDTH, 4, 2, OUT)).model.cuda()

@@ -26,8 +26,14 @@ from graphfuse.kernels.device import kernel_problem
 
 log = logging.getLogger("graphfuse")
 
-_STEPS = frozenset(
-    ("message", "aggregate", "update", "edge_update", "message_and_aggregate", "propagate", "edge_updater")
+_STEPS = (
+    "aggregate",
+    "edge_update",
+    "edge_updater",
+    "message",
+    "message_and_aggregate",
+    "propagate",
+    "update",
 )
 _HOOKS = tuple(
     f"_{step}_forward_{kind}hooks"
@@ -107,10 +113,9 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         if state[hooks]:
             yield f"a hook is registered on a step of message passing ({hooks[1:]})"
     yield from _overridden(type(layer), base)
-    if not _STEPS.isdisjoint(state):
-        for step in sorted(_STEPS.intersection(state)):
-            if not _is_generated(state[step], layer):
-                yield f"`{step}` was replaced on this layer object"
+    for step in _STEPS:  # one by one: Dynamo of torch 2.11 knows no set operation on a module's state
+        if step in state and not _is_generated(state[step], layer):
+            yield f"`{step}` was replaced on this layer object"
     if layer.aggr not in _SUMS:
         yield f"the aggregation is {layer.aggr!r}; the kernels sum"
     yield from _edge_index_reasons(edge_index)
@@ -165,7 +170,7 @@ def _overridden(cls: Any, base: Any) -> tuple[str, ...]:
 @functools.cache
 def _find_overridden(cls: Any, base: Any) -> tuple[str, ...]:
     reasons = []
-    for step in sorted(_STEPS):
+    for step in _STEPS:
         mine, own = getattr(cls, step), getattr(base, step)
         generated = mine.__module__.endswith(("_propagate", "_edge_updater"))
         if mine is not own and not generated and mine is not getattr(MessagePassing, step):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from graphfuse.nn import TransformerConv
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.testing import GRAPHS, assert_close, compare
+from graphfuse.testing import GRAPHS, agree, compare
 
 
 class Options(NamedTuple):
@@ -64,15 +65,14 @@ def compare_with_pyg(
     two = two or num_src != num_dst
     shapes = {"x_src": (num_src, 13), "x_dst": (num_dst, 18)} if two else {"x": (num_src, 13)}
     shapes |= {"edge_attr": (edge_index.size(1), 5)} if edges else {}
-    found: dict[str, list[tuple[Tensor, ...]]] = {}
-    for _ in range(4 if device.type == "cuda" else 1):
+
+    def draw() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         layers = pair((13, 18) if two else 13, channels, device, dtype, heads=heads, **arguments)
         inputs = {name.replace(".", "__"): value for name, value in layers[1].named_parameters()}
         for name, shape in shapes.items():
             inputs[name] = torch.randn(shape, device=device).to(dtype).requires_grad_()
         ours, theirs = (functools.partial(call, layer, edge_index) for layer in layers)
         for name, *values in compare(ours, theirs, inputs):
-            found.setdefault(name.split("__")[0], []).append(tuple(value.flatten() for value in values))
-            assert values[0].shape == values[1].shape
-    for name, parts in found.items():
-        assert_close(name, *map(torch.cat, zip(*parts, strict=True)))
+            yield name.split("__")[0], *values
+
+    agree(draw, 4 if device.type == "cuda" else 1)

@@ -121,7 +121,7 @@ def test_make_graphed_callables(layer: str) -> None:
     def results(forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
         out = forward(x)
         gradients = torch.autograd.grad(out.square().sum(), given, materialize_grads=True)
-        return [value.clone() for value in (out, *gradients)]
+        return [value.detach().clone() for value in (out, *gradients)]  # a graph kept alive keeps its stream
 
     wanted = results(module)
     graphed = torch.cuda.make_graphed_callables(

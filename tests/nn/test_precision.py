@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from graphfuse import RowWindows
 from graphfuse.kernels.device import kernel_problem
 from graphfuse.nn import _dispatch
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.testing import assert_close
+from graphfuse.testing import agree
 from tests.nn._layers import EDGES, NAMES, graph, nets, pair, paths, run, two_gpus
 
 # Layer, options, dtype of the features, and of the edges' weights or features; "half" is that of autocast.
@@ -56,8 +57,8 @@ def test_autocast(case: tuple[Any, ...], device: torch.device) -> None:
     """
     half = (torch.bfloat16, torch.float16)[FUSED.index(case) % 2]
     ours, theirs = pair(case[0], device, **case[1])
-    found: list[list[Tensor]] = []
-    for _ in range(4 if device.type == "cuda" else 1):
+
+    def draw() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         arguments = inputs(case, half, device)
         exact = [one.double() if one.is_floating_point() else one for one in arguments]
         results = [run(layer, *arguments, half=half) for layer in (ours, theirs)]
@@ -65,9 +66,11 @@ def test_autocast(case: tuple[Any, ...], device: torch.device) -> None:
         for mine, other in zip(*results, strict=True):
             assert mine.dtype is other.dtype
         results.append(run(copy.deepcopy(theirs).double(), *exact))
-        assert_close("out", *(result[0] for result in results))
-        found.append([torch.cat([one.double().flatten() for one in result[1:]]) for result in results])
-    assert_close("dall", *(joined.float() for joined in map(torch.cat, zip(*found, strict=True))))
+        yield "out", results[0][0], results[1][0], results[2][0]
+        joined = (torch.cat([one.float().flatten() for one in result[1:]]) for result in results)
+        yield "dall", *joined
+
+    agree(draw, 4 if device.type == "cuda" else 1)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
