@@ -109,6 +109,15 @@ class TrainConfig:
                 raise ValueError(f"`{name}` must be in [0, 1) (got {getattr(self, name)})")
         self._check_together()
 
+    @property
+    def brings_loops(self) -> bool:
+        """Whether the graph holds its self-loops and no layer adds any.
+
+        PyG's layers wait for the GPU to add them, which a capture forbids; so captured they get them
+        beforehand. Those of GCN are cached, and graphfuse's need none.
+        """
+        return self.cuda_graph and self.layers == "pyg" and self.model in ("gat", "gatv2", "agnn")
+
     def _check_together(self) -> None:
         if self.hidden_channels % self.heads:
             raise ValueError(

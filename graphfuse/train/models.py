@@ -69,7 +69,8 @@ class AGNN(torch.nn.Module):
         super().__init__()
         kind = graphfuse.nn.AGNNConv if config.layers == "graphfuse" else pyg.AGNNConv
         self.lin_in = torch.nn.Linear(in_channels, config.hidden_channels)
-        self.convs = torch.nn.ModuleList(kind(requires_grad=k > 0) for k in range(config.num_layers))
+        loops = not config.brings_loops
+        self.convs = torch.nn.ModuleList(kind(k > 0, loops) for k in range(config.num_layers))
         self.lin_out = torch.nn.Linear(config.hidden_channels, out_channels)
         self.activation = getattr(F, config.activation)
         self.dropout, self.input_dropout = config.dropout, config.input_dropout
@@ -158,6 +159,7 @@ def _convolution(config: TrainConfig, width: int, to: int, edge_dim: int | None,
     each = to if last else to // heads
     if config.model == "transformer":
         return kinds.TransformerConv(width, each, beta=config.gate, **options)
+    options["add_self_loops"] = not config.brings_loops
     return (kinds.GATConv if config.model == "gat" else kinds.GATv2Conv)(width, each, **options)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 import statistics
 import subprocess
 import warnings
@@ -216,7 +217,10 @@ def _add_line(path: Path | None, record: dict[str, Any]) -> None:
 
 
 def _commit() -> str | None:
-    """What git says of the sources that run, if they are in a repository; ``+`` marks local changes."""
+    """``GRAPHFUSE_COMMIT``, or what git says of the sources that run; ``+`` marks local changes."""
+    named = os.environ.get("GRAPHFUSE_COMMIT")
+    if named:
+        return named
     package = Path(__file__).parents[1]
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):

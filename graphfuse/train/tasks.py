@@ -179,6 +179,8 @@ def _prepared(config: TrainConfig, data: Data) -> Data:
         data = T.NormalizeFeatures()(data)
     if config.random_walk:
         data = T.AddRandomWalkPE(config.random_walk, attr_name=None)(data)
+    if config.brings_loops:
+        data = T.AddSelfLoops("edge_attr", "mean")(T.RemoveSelfLoops("edge_attr")(data))
     return data
 
 

@@ -71,6 +71,13 @@ def test_the_p_value_is_welchs() -> None:
     assert report._welch([80.0] * 3, [80.0] * 3) == (None, "a test needs runs that differ")
 
 
+def test_the_commit_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFUSE_COMMIT", "c0ffee")
+    assert compare(1)[0]["commit"] == "c0ffee"
+    monkeypatch.setenv("GRAPHFUSE_COMMIT", "")
+    assert report._commit() != ""
+
+
 def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     found, _ = compare(2)

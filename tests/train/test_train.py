@@ -263,6 +263,37 @@ def test_a_captured_run_is_the_eager_one(model: str, given: dict[str, Any]) -> N
     assert captured.setup_ms["capture"] > 0 and captured.path == "fused"
 
 
+@pytest.mark.parametrize(
+    ("model", "edge_features"),
+    [("agnn", False), ("gat", False), ("gat", True), ("gatv2", False), ("gatv2", True)],
+)
+def test_loops_that_come_with_the_graph(
+    model: str, edge_features: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PyG's layers need them in a capture: the same losses as with loops that the layers add."""
+    given = settings(model, layers="pyg", epochs=4, edge_features=edge_features, device="cpu")
+    assert not given.brings_loops and dataclasses.replace(given, cuda_graph=True).brings_loops
+    data = nodes()
+    data.data.edge_attr = torch.rand(data.data.num_edges, 3)
+    data = dataclasses.replace(data, edge_dim=3)
+    loops = torch.tensor([[0, 5, 5], [0, 5, 5]])  # the layers replace those that are there
+    data.data.edge_index = torch.cat([data.data.edge_index, loops], 1)
+    data.data.edge_attr = torch.cat([data.data.edge_attr, torch.rand(3, 3)])
+    wanted = loop.train(given, data, progress=False)
+    monkeypatch.setattr(config.TrainConfig, "brings_loops", property(lambda _: True))
+    found = loop.train(given, data, progress=False)
+    torch.testing.assert_close(losses(found), losses(wanted))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["gcn", "gat", "gatv2", "agnn", "transformer"])
+def test_pygs_layers_are_captured(model: str) -> None:
+    run = settings(model, layers="pyg", epochs=6, dropout=0.0, input_dropout=0.0, attention_dropout=0.0)
+    eager = loop.train(run, nodes(), progress=False)
+    replayed = loop.train(dataclasses.replace(run, cuda_graph=True), nodes(), progress=False)
+    torch.testing.assert_close(losses(replayed), losses(eager), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layers", ["graphfuse", "pyg"])
 def test_captured_training_learns_as_well(layers: str) -> None:
