@@ -26,6 +26,7 @@ from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm
 from benchmarks import transformer_step as transformer_step
 from benchmarks.bench import REGISTRY, Bench, Case, Record, machine, to_json
+from benchmarks.rows import describe, recorded_peers
 
 _RESULTS = Path(__file__).parent / "results"
 _COLUMNS = ("op", "graph", "D", "dtype", "mode", "provider", "p50 ms", "/ floor", "PyG /", "peer /", "status")
@@ -87,22 +88,16 @@ def _append(out: Path | None, record: Record) -> None:
 
 def table(records: Sequence[Record]) -> str:
     """The records as text, with ratios to the floor, PyG and the best peer, and what went wrong below."""
-    pyg = {_case(record): record.p50_ms for record in records if record.provider == "pyg"}
+    pyg = {describe(record): record.p50_ms for record in records if record.provider == "pyg"}
     lines: list[tuple[str, ...]] = [_COLUMNS]
     notes = []
     for record in records:
-        time_ms, theirs = record.p50_ms, pyg.get(_case(record))
+        time_ms, theirs = record.p50_ms, pyg.get(describe(record))
         over_floor = time_ms / record.floor_ms if time_ms and record.floor_ms else None
         speedup = theirs / time_ms if time_ms and theirs and record.provider != "pyg" else None
-        peer = _best_peer(record) if record.provider != "pyg" else None
-        captured = ", captured" if record.extra.get("captured") else ""
-        kind = record.extra.get("kind")
+        peer = None if record.provider == "pyg" else min(recorded_peers(record).values(), default=None)
         texts = (
-            record.op if kind is None else f"{record.op} {kind}",
-            record.graph,
-            _width(record),
-            record.dtype,
-            f"{record.mode}{captured}",
+            *describe(record),
             record.provider,
             None if time_ms is None else f"{time_ms:.4f}",
             None if over_floor is None else f"{over_floor:.2f}",
@@ -116,25 +111,6 @@ def table(records: Sequence[Record]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     return "\n".join([*shown, *notes])
-
-
-def _case(record: Record) -> tuple[object, ...]:
-    fields = (record.op, record.graph, _width(record), record.dtype, record.mode)
-    return (*fields, record.extra.get("captured"), record.extra.get("kind"))
-
-
-def _best_peer(record: Record) -> float | None:
-    times: dict[str, float] = record.extra.get("peers", {})
-    return min((time_ms for peer, time_ms in times.items() if peer != "pyg"), default=None)
-
-
-def _width(record: Record) -> str | None:
-    if record.head_dim is None:
-        return None
-    in_dim = record.extra.get("in_dim")
-    before = "" if in_dim is None else f"{in_dim}->"
-    heads = f"{record.heads}x" if record.heads is not None and record.heads > 1 else ""
-    return f"{before}{heads}{record.head_dim}"
 
 
 def _print_left_out(plan: Sequence[tuple[Bench, Case]], done: int) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric import EdgeIndex
 
 from graphfuse.formats import inputs
@@ -21,7 +21,20 @@ from graphfuse.formats.late import LateWindows
 from graphfuse.formats.row_windows import RowWindows
 from graphfuse.formats.structure import Structure, find_live
 
-_BY_TENSOR: WeakIdKeyDictionary = WeakIdKeyDictionary()
+Sizes = tuple[int, int]  # num_src, num_dst
+
+
+class _Known(NamedTuple):
+    """The records of an ``edge_index``; they hold as long as it is in this state."""
+
+    owner: weakref.ref[Tensor]
+    state: Any
+    records: dict[Sizes, RowWindows]
+
+
+# By the tensor's id, with a look whose it is: torch's WeakIdKeyDictionary makes a weak reference for every
+# look-up, of which there is one in each forward.
+_BY_TENSOR: dict[int, _Known] = {}
 _PINNED: list[Any] = []
 _LOCK = threading.RLock()
 
@@ -48,30 +61,22 @@ def row_windows(edge_index: Tensor | RowWindows, num_src: int, num_dst: int) -> 
         return edge_index if torch.compiler.is_compiling() else pin_if_capturing(edge_index)
     if torch.compiler.is_compiling():
         return LateWindows(edge_index, num_src, num_dst)
-    key = _key(edge_index, num_src, num_dst)
+    state, sizes = _state(edge_index), (num_src, num_dst)
     with _LOCK:
-        records = _BY_TENSOR.get(edge_index)
-        if records is not None and records[0] == key[0]:
-            found = records[1].get(key[1])
-            if found is not None and (not _must_hash(edge_index, key) or found.matches(_plain(edge_index))):
-                return pin_if_capturing(found)
-        else:
-            records = (key[0], {})  # edited in place since: what was built from the old edges goes
-        record = _find_or_build(edge_index, num_src, num_dst)
-        records[1][key[1]] = record
-        _BY_TENSOR[edge_index] = records
-    return pin_if_capturing(record)
+        records = _records(edge_index, state)
+        found = records.get(sizes)
+        if found is None or (_must_hash(edge_index, state) and not found.matches(_plain(edge_index))):
+            found = _find_or_build(edge_index, num_src, num_dst)
+            _keep(edge_index, state, records | {sizes: found})
+    return pin_if_capturing(found)
 
 
 def remember(edge_index: Tensor, record: RowWindows) -> None:
     """Makes ``record`` what :func:`row_windows` returns for ``edge_index`` and the record's sizes."""
     num_dst, num_src = record.shape
-    version, sizes = _key(edge_index, num_src, num_dst)
+    state = _state(edge_index)
     with _LOCK:
-        known = _BY_TENSOR.get(edge_index)
-        records = known[1] if known is not None and known[0] == version else {}
-        records[sizes] = record
-        _BY_TENSOR[edge_index] = (version, records)
+        _keep(edge_index, state, _records(edge_index, state) | {(num_src, num_dst): record})
 
 
 def clear_cache() -> None:
@@ -92,13 +97,27 @@ def pin_if_capturing(record: RowWindows) -> RowWindows:
     return record
 
 
-def _key(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Any, tuple[int, int]]:
+def _records(edge_index: Tensor, state: Any) -> dict[Sizes, RowWindows]:
+    """What was built from ``edge_index`` as it is; nothing if it was edited in place since."""
+    known = _BY_TENSOR.get(id(edge_index))
+    if known is None or known.owner() is not edge_index or known.state != state:
+        return {}
+    return known.records
+
+
+def _keep(edge_index: Tensor, state: Any, records: dict[Sizes, RowWindows]) -> None:
+    at = id(edge_index)
+    owner = weakref.ref(edge_index, lambda _: _BY_TENSOR.pop(at, None))
+    _BY_TENSOR[at] = _Known(owner, state, records)
+
+
+def _state(edge_index: Tensor) -> Any:
+    """What changes when ``edge_index`` does."""
     plain = _plain(edge_index)
     # of an EdgeIndex the wrapper and what it wraps, as each counts only the writes made through it
     counts = not (edge_index.is_inference() or plain.is_inference())
     versions = (edge_index._version, plain._version) if counts else None
-    state = (versions, plain.data_ptr(), plain.shape, plain.dtype, plain.device)
-    return state, (num_src, num_dst)
+    return versions, plain.data_ptr(), plain.shape, plain.dtype, plain.device
 
 
 def _find_or_build(edge_index: Tensor, num_src: int, num_dst: int) -> RowWindows:
@@ -127,10 +146,10 @@ def _plain(edge_index: Tensor) -> Tensor:
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
-def _must_hash(edge_index: Tensor, key: Any) -> bool:
+def _must_hash(edge_index: Tensor, state: Any) -> bool:
     """Whether only a hash, which synchronises, tells if ``edge_index`` was written to."""
     checks = os.environ.get("GRAPHFUSE_CHECK", "0") not in ("", "0")
-    return (checks or key[0][0] is None) and not _is_capturing(edge_index)
+    return (checks or state[0] is None) and not _is_capturing(edge_index)
 
 
 def _is_capturing(edge_index: Tensor) -> bool:

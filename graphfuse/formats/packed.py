@@ -50,22 +50,54 @@ _LOCK = threading.Lock()
 
 def pack(kind: int, scalars: Scalars, sections: Sequence[Tensor]) -> Tensor:
     """Copies int32 ``sections`` into one tensor; a section given twice is stored once."""
-    header = [SCHEMA, kind, *scalars, *[0] * (_SCALARS - 2 - len(scalars))]
-    start, first_use = _HEADER, dict[int, int]()
-    for section in sections:
-        if id(section) not in first_use:
-            first_use[id(section)] = start
-            start += -(-section.numel() // _ALIGN) * _ALIGN
-        header += [first_use[id(section)] // _ALIGN, section.numel()]
+    ids = [id(section) for section in sections]
+    lengths = [section.numel() for section in sections]
+    header, _ = _lay_out(kind, scalars, lengths, [ids.index(own) for own in ids])
     device = sections[0].device
-    header += [0] * (_HEADER - len(header))
     zeros = torch.zeros(_ALIGN, dtype=torch.int32, device=device)
-    pieces = [torch.tensor(header, dtype=torch.int32).to(device)]
+    pieces = [_to_device(header, device)]
     for section in {id(section): section for section in sections}.values():
         pieces += [section.reshape(-1), zeros[: -section.numel() % _ALIGN]]
     packed = torch.cat(pieces)
-    adopt(packed, tuple(header))
+    adopt(packed, header)
     return packed
+
+
+def blank(
+    kind: int, scalars: Scalars, lengths: Sequence[int], shared: Sequence[int] | None, device: torch.device
+) -> Tensor:
+    """What :func:`pack` returns, for sections of these lengths, but for their numbers, which are 0.
+
+    Args:
+        kind: What the tensor holds.
+        scalars: As in its header.
+        lengths: Numbers in each section.
+        shared: Of each section, the first that is stored in its place; ``None``: each is stored.
+        device: Of the tensor.
+    """
+    header, length = _lay_out(kind, scalars, lengths, shared or range(len(lengths)))
+    packed = torch.zeros(length, dtype=torch.int32, device=device)
+    packed[:_HEADER].copy_(_to_device(header, device))
+    adopt(packed, header)
+    return packed
+
+
+def _lay_out(
+    kind: int, scalars: Scalars, lengths: Sequence[int], stored_as: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    # the header, and the length of all
+    header = [SCHEMA, kind, *scalars, *[0] * (_SCALARS - 2 - len(scalars))]
+    end, starts = _HEADER, list[int]()
+    for section, (length, first) in enumerate(zip(lengths, stored_as, strict=True)):
+        starts.append(end if first == section else starts[first])
+        end += -(-length // _ALIGN) * _ALIGN if first == section else 0
+        header += [starts[section] // _ALIGN, length]
+    return (*header, *[0] * (_HEADER - len(header))), end
+
+
+def _to_device(header: tuple[int, ...], device: torch.device) -> Tensor:
+    # pageable memory: the call has read it when it returns, and need not wait for the GPU
+    return torch.tensor(header, dtype=torch.int32).to(device, non_blocking=True)
 
 
 def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
@@ -76,7 +108,9 @@ def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
         )
     entries = header[_SCALARS:]
     pairs = [(entries[i], entries[i + 1]) for i in range(0, len(entries) - 1, 2)]
-    parts = tuple(_alias(packed, start * _ALIGN, length) for start, length in pairs if start > 0)
+    whole = _alias(packed)
+    starts = [(start * _ALIGN, length) for start, length in pairs if start > 0]
+    parts = tuple(whole[start : start + length] for start, length in starts)
     known = Packed(header[1], Scalars(*header[2 : 2 + len(Scalars._fields)]), parts)
     with _LOCK:
         _KNOWN[packed] = (header, known)
@@ -112,8 +146,7 @@ def unpack(packed: Tensor) -> Packed:
     return known
 
 
-def _alias(packed: Tensor, start: int, length: int) -> Tensor:
-    # A slice would hold `packed` alive as its base, and with it this table's own weak entry for it.
+def _alias(packed: Tensor) -> Tensor:
+    # A slice of `packed` would hold it alive as its base, and with it this table's own weak entry for it.
     view = torch.empty(0, dtype=packed.dtype, device=packed.device)
-    offset = packed.storage_offset() + start
-    return view.set_(packed.untyped_storage(), offset, (length,), (1,))
+    return view.set_(packed.untyped_storage(), packed.storage_offset(), packed.shape, (1,))

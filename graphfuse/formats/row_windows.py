@@ -218,30 +218,33 @@ class RowWindows:
 
     def edges_per_row(self) -> Tensor:
         """Edges of each row, ``int64[num_dst]``; computed once."""
-        w = self.walk()
-        assert w.row_mask is not None
-        mask = w.row_mask
-        counts: Tensor = self.memo("edges_per_row", lambda: build.edges_per_row(w.ptr, mask, w.num_rows))
+        counts: Tensor = self.memo("edges_per_row", lambda: self._count(0))
         return counts
 
     def loops_per_row(self) -> Tensor:
         """Self-loops (edges with column == row) of each row, ``int64[num_dst]``; computed once."""
-        w = self.walk()
-        assert w.row_mask is not None
-        mask = w.row_mask
-        counts: Tensor = self.memo(
-            "loops_per_row", lambda: build.loops_per_row(w.ptr, w.column, mask, w.num_rows)
-        )
+        counts: Tensor = self.memo("loops_per_row", lambda: self._count(1))
         return counts
+
+    def _count(self, loops: int) -> Tensor:
+        w = self.walk()
+        both = self._structure.row_counts()
+        if both is not None:
+            at_end = self._transposed and not self.symmetric
+            return both[loops][-w.num_rows :] if at_end else both[loops][: w.num_rows]
+        assert w.row_mask is not None
+        if loops:
+            return build.loops_per_row(w.ptr, w.column, w.row_mask, w.num_rows)
+        return build.edges_per_row(w.ptr, w.row_mask, w.num_rows)
 
     def last_loop(self) -> Tensor:
         """Position in the caller's edge list of each row's last self-loop, -1 without; ``int64[num_dst]``."""
 
         def find() -> Tensor:
             src, dst = self.edge_index()
-            loops = (src == dst).nonzero().view(-1)
-            last = torch.full((max(self.shape),), -1, device=self.device)
-            return last.scatter_reduce_(0, dst[loops].long(), loops, "amax")[: self.shape[0]]
+            loops = torch.where(src == dst, torch.arange(self.num_edges, device=self.device), -1)
+            last = torch.full((self.shape[0],), -1, device=self.device)
+            return last.scatter_reduce_(0, dst.long(), loops, "amax")
 
         found: Tensor = self.memo("last_loop", find)
         return found

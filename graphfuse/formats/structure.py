@@ -14,7 +14,7 @@ from tqdm import tqdm
 from graphfuse.formats import build, inputs, quick
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.walk import Walk, edge_order, to_edge_index, walk
+from graphfuse.formats.walk import Walk, edge_order, walk
 
 Key = tuple[int, int, int, torch.device]
 
@@ -72,6 +72,14 @@ class Structure:
                     setattr(self, name, built)
         return built
 
+    def row_counts(self) -> tuple[Tensor, Tensor] | None:
+        """What :func:`.quick.count_rows` says, once; ``None`` where that does not suit."""
+        if "row_counts" not in self.memo:
+            suits = quick.suits_rows(self.windows)
+            self.memo["row_counts"] = quick.count_rows(self.windows) if suits else None
+        found: tuple[Tensor, Tensor] | None = self.memo["row_counts"]
+        return found
+
     def edge_index(self) -> Tensor:
         """The caller's edge list on the structure's device; raises if it was modified since."""
         if self.source is None:
@@ -115,11 +123,12 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int) -> Structure
     """The windows of checked edges, both directions; raises if an index or a size is out of range."""
     sizes = (num_dst, num_src, edge_index.size(1))
     inputs.check_sizes(edge_index, num_src, num_dst)
-    with torch.no_grad(), _progress() as bar:
+    with torch.no_grad():
         if quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
             found = quick.build_windows(edge_index, num_src, num_dst)
             if found is not None:
-                return Structure(_pack_windows(*found[:3], sizes), found.fingerprint, edge_index.detach())
+                return Structure(*found, edge_index.detach())
+    with torch.no_grad(), _progress() as bar:
         bar.set_description("row windows: check")
         inputs.check_indices(edge_index, num_src, num_dst)
         key = fingerprint(edge_index)
@@ -164,14 +173,11 @@ def _window_sections(half: build.Direction) -> list[Tensor]:
 
 
 def _build_rows(structure: Structure) -> Tensor:
+    counts = structure.row_counts()
+    if counts is not None:
+        return quick.build_rows(structure.windows, counts[0])
     scalars = structure.scalars
     split = build.slice_length(scalars.num_edges)
-    sizes = (scalars.num_src, scalars.num_dst)
-    if quick.suits(structure.windows, scalars.num_edges, *sizes):
-        found = quick.build_rows(to_edge_index(walk(structure.windows, False)), *sizes, split)
-        if found is not None:
-            scalars = scalars._replace(split_dst=split, split_src=split, slots_dst=0, slots_src=0)
-            return packing.pack(packing.ROWS, scalars, found[:4] * 2 if scalars.symmetric else found)
     sections, slots = _row_sections(walk(structure.windows, False), split)
     if scalars.symmetric:
         backward, backward_slots = sections, slots
@@ -192,7 +198,15 @@ def _row_sections(windows: Walk, split: int) -> tuple[list[Tensor], int]:
 
 
 def _build_window_edges(structure: Structure) -> Tensor:
-    source, scalars = structure.edge_index(), structure.scalars
+    scalars, given = structure.scalars, structure.source
+    sizes = (scalars.num_edges, scalars.num_src, scalars.num_dst)
+    if given is not None and quick.suits(structure.windows, *sizes):
+        found = quick.build_window_edges(
+            structure.windows, given.to(structure.windows.device), structure.fingerprint
+        )
+        if found is not None:
+            return found
+    source = structure.edge_index()
     sections: list[Tensor] = []
     for transposed in (False, True):
         row, col = (source[0], source[1]) if transposed else (source[1], source[0])
@@ -207,6 +221,9 @@ def _build_window_edges(structure: Structure) -> Tensor:
 
 
 def _build_row_edges(structure: Structure) -> Tensor:
+    counts = structure.row_counts()
+    if counts is not None:
+        return quick.build_row_edges(structure.windows, counts[0], structure.lazy("window_edges"))
     sections: list[Tensor] = []
     for transposed in (False, True):
         w = walk(structure.windows, transposed)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from graphfuse.kernels.device import HIP, INTERPRETING
 
+# What Triton compiled, by all that it compiles for: a mini-batch's record is new, its kernels are not.
+_COMPILED: dict[Any, tuple[Any, ...]] = {}
+
 
 class Launch:
     """A kernel with everything bound that does not change from call to call.
@@ -68,11 +71,36 @@ class Launch:
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
+        if not aligned or INTERPRETING:
+            self._kernel[(self._programs,)](*arguments, **self._options)
+            return
+        # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
+        shared = _all_aligned(*self._structure)
+        key = (index, *self._options.values(), *specialization(self._kernel, arguments)) if shared else None
+        if key in _COMPILED:
+            self._compiled = _COMPILED[key]
+            self(outputs, operands, aligned, index)
+            return
         kernel = self._kernel[(self._programs,)](*arguments, **self._options)
-        if aligned and not INTERPRETING:
-            stream_of = triton.runtime.driver.active.get_current_stream
-            # the last three of its leading arguments would be launch hooks
-            self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        stream_of = triton.runtime.driver.active.get_current_stream
+        # the last three of its leading arguments would be launch hooks
+        self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        if key is not None:
+            _COMPILED[key] = self._compiled
+
+
+def specialization(kernel: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``kernel`` and all that Triton tells apart in its arguments, if tensors start on 16 bytes."""
+    return (kernel, *map(_kind, arguments, kernel.params))
+
+
+def _kind(argument: Any, param: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    if param.is_constexpr or type(argument) is not int:
+        return repr(argument)  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+    fits = -(2**31) <= argument < 2**31
+    return fits if param.do_not_specialize else (fits, argument == 1, argument % 16 == 0)
 
 
 def aligned(*tensors: Tensor | None) -> bool:
@@ -82,6 +110,9 @@ def aligned(*tensors: Tensor | None) -> bool:
         if tensor is not None:
             addresses |= tensor.data_ptr()
     return addresses & 15 == 0
+
+
+_all_aligned = aligned  # where an argument has that name
 
 
 def current_device() -> int:

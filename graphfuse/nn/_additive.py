@@ -12,7 +12,8 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
-from graphfuse.nn._attention import is_of_edges, is_plain
+from graphfuse.nn._attention import is_of_edges
+from graphfuse.nn._projection import is_plain
 
 
 def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
@@ -54,12 +55,13 @@ def finished(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
     out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
     if res is not None:
         out = out + res
-    return out if layer.bias is None else out + layer.bias
+    bias = layer.bias
+    return out if bias is None else out + bias
 
 
 def unshared(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
     """:func:`finished`, of what an op has returned; a copy where that would be the op's own tensor."""
-    if layer.concat and res is None and layer.bias is None and out.requires_grad:
+    if res is None and layer.concat and layer.bias is None and out.requires_grad:
         out = out.clone()  # the op keeps its result for backward, where a change in place is an error
     return finished(layer, out, res)
 
@@ -89,9 +91,10 @@ def edge_attr_reasons(layer: Any, edge_attr: Any, like: Tensor, edge_index: Any)
 
 def result_dtype(x: Tensor, att: Tensor) -> torch.dtype:
     """The dtype that PyG's scores of ``x``, and with them its messages, have."""
+    dtype = torch.promote_types(x.dtype, att.dtype)
     if x.is_cuda and torch.is_autocast_enabled("cuda"):
-        return torch.promote_types(torch.promote_types(x.dtype, att.dtype), torch.float32)
-    return torch.promote_types(x.dtype, att.dtype)
+        return torch.promote_types(dtype, torch.float32)
+    return dtype
 
 
 def as_columns(edge_attr: Tensor) -> Tensor:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.kernels import launch
 from graphfuse.nn._dispatch import is_plain_tensor
+from graphfuse.nn._projection import is_plain
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -108,25 +106,3 @@ def head_reasons(layer: Any) -> list[str]:
     if not 0 <= layer.dropout < 1:
         reasons.append(f"dropout is {layer.dropout}; the kernels take rates from 0 to below 1")
     return reasons
-
-
-def is_plain(lin: Any) -> bool:
-    """Whether ``lin`` is nothing but its weight and bias: not replaced, hooked, parametrised or lazy."""
-    if type(lin) is not Linear or "forward" in lin.__dict__:
-        return False
-    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
-        return False
-    weight, bias = lin._parameters.get("weight"), lin._parameters.get("bias")
-    return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
-
-
-def stacked(x: Tensor, layers: list[Any]) -> Sequence[Tensor]:
-    """Plain projections of ``x`` in one product; the results are column slices of it."""
-    weights = [lin._parameters["weight"] for lin in layers]
-    biases = [lin._parameters["bias"] for lin in layers]
-    fits = all(weight.dtype is x.dtype and weight.size(1) == x.size(1) for weight in weights)
-    if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
-        return [lin(x) for lin in layers]  # what does not fit is for the module to refuse
-    bias = None if biases[0] is None else torch.cat(biases)
-    # split, not slices: its backward is one concatenation
-    return F.linear(x, torch.cat(weights), bias).split([weight.size(0) for weight in weights], 1)

@@ -14,6 +14,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 from graphfuse import ops
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
+from graphfuse.nn._projection import cast
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -118,7 +119,8 @@ class AGNNConv(MessagePassing):
         windows = row_windows(edge_index, x.size(0), x.size(0))
         if self.flow == "target_to_source":
             windows = windows.transpose()
-        x = x.to(torch.promote_types(x.dtype, self.beta.dtype))
+        beta: Tensor = self.beta
+        x = cast(x, torch.promote_types(x.dtype, beta.dtype))
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result
         # as F.normalize, but the rows of x serve as keys and as values, and are read once
@@ -127,10 +129,10 @@ class AGNNConv(MessagePassing):
         inverse_norm = norm.clamp_min(1e-12).reciprocal()
         # rows of zeros have the largest factor there is: their query is 0 still
         most = torch.finfo(x.dtype).max
-        query = x * (self.beta * inverse_norm).clamp(-most, most).to(x.dtype)
-        value = x[:, None]
+        query = x * cast((beta * inverse_norm).clamp(-most, most), x.dtype)
+        loops, value = self.add_self_loops, x.unsqueeze(1)
         out = ops.sparse_attention(
-            query[:, None], value, value, windows, 1.0, self_loops=self.add_self_loops, key_scale=inverse_norm
+            query.unsqueeze(1), value, value, windows, 1.0, self_loops=loops, key_scale=inverse_norm
         )
         out = out.view(x.shape)
         # the op keeps its result for backward, where an activation in place would be an error

@@ -41,6 +41,7 @@ from graphfuse.nn._additive import (
     with_attention,
 )
 from graphfuse.nn._attention import head_reasons
+from graphfuse.nn._projection import cast, mapped
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -321,7 +322,8 @@ class GATConv(MessagePassing):
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         num_dst = size[1] if x_dst is None else x_dst.size(0)
         graph = row_windows(edge_index, x_src.size(0), num_dst)
-        res = None if x_dst is None or self.res is None else self.res(x_dst)
+        res = self._modules.get("res")
+        res = None if x_dst is None or res is None else mapped(x_dst, res)
         x_src, a_src, a_dst = self._project(x_src, x_dst)
         if a_dst is None:
             a_dst = a_src.new_zeros(num_dst, self.heads)
@@ -346,17 +348,19 @@ class GATConv(MessagePassing):
 
     def _project(self, x_src: Tensor, x_dst: OptTensor) -> tuple[Tensor, Tensor, OptTensor]:
         """The rows of the sources, and the terms of sources and receivers in the scores."""
-        lin_src: Any = self.lin_src if self.lin is None else self.lin
-        lin_dst: Any = self.lin_dst if self.lin is None else self.lin
+        lin: Any = self._modules.get("lin")
+        lin_src, lin_dst = (self.lin_src, self.lin_dst) if lin is None else (lin, lin)
         shape = (-1, self.heads, self.out_channels)
         one = x_dst is x_src and lin_dst is lin_src
-        x_src = lin_src(x_src).view(shape)
-        x_dst = None if x_dst is None or one else lin_dst(x_dst).view(shape)
-        dtype = result_dtype(x_src, self.att_src)
-        x_src, att_src, att_dst = x_src.to(dtype), self.att_src.to(dtype), self.att_dst.to(dtype)
+        x_src = mapped(x_src, lin_src).view(shape)
+        x_dst = None if x_dst is None or one else mapped(x_dst, lin_dst).view(shape)
+        att_src: Tensor = self.att_src
+        att_dst: Tensor = self.att_dst
+        dtype = result_dtype(x_src, att_src)
+        x_src, att_src, att_dst = cast(x_src, dtype), cast(att_src, dtype), cast(att_dst, dtype)
         if one:
             return x_src, *_logits(x_src, att_src, att_dst)
-        a_dst = None if x_dst is None else _logits(x_dst.to(dtype), att_dst)[0]
+        a_dst = None if x_dst is None else _logits(cast(x_dst, dtype), att_dst)[0]
         return x_src, _logits(x_src, att_src)[0], a_dst
 
     def _edge_scores(

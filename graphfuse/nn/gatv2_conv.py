@@ -31,7 +31,8 @@ from graphfuse.nn._additive import (
     unshared,
     with_attention,
 )
-from graphfuse.nn._attention import head_reasons, is_plain, stacked
+from graphfuse.nn._attention import head_reasons
+from graphfuse.nn._projection import cast, is_plain, mapped, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -285,18 +286,20 @@ class GATv2Conv(MessagePassing):
     def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         graph = row_windows(edge_index, x_src.size(0), x_dst.size(0))
-        res = None if self.res is None else self.res(x_dst)
+        res = self._modules.get("res")
+        res = None if res is None else mapped(x_dst, res)
         x_l, x_r = self._project(x_src, x_dst)
-        dtype = result_dtype(x_l, self.att)
+        att = self.att
+        dtype = result_dtype(x_l, att)
         edge = loop_edge = None
         if edge_attr is not None:
             edge, loop_edge = self._edges(edge_attr, graph, dtype)
         one = x_r is x_l
-        x_l = x_l.to(dtype)
+        x_l = cast(x_l, dtype)
         given: dict[str, Any] = {
             "x_src": x_l,
-            "x_dst": x_l if one else x_r.to(dtype),
-            "att": self.att.to(dtype)[0],
+            "x_dst": x_l if one else cast(x_r, dtype),
+            "att": cast(att, dtype).squeeze(0),
             "windows": graph if self.flow == "source_to_target" else graph.transpose(),
             "negative_slope": self.negative_slope,
             "edge": edge,
@@ -312,17 +315,18 @@ class GATv2Conv(MessagePassing):
 
     def _project(self, x_src: Tensor, x_dst: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of sources and of receivers, by heads."""
+        lin_l, lin_r = self._modules["lin_l"], self._modules["lin_r"]
         shape = (-1, self.heads, self.out_channels)
         if x_src is x_dst:
             if self.share_weights:
-                x_l = self.lin_l(x_src).view(shape)
+                x_l = mapped(x_src, lin_l).view(shape)
                 return x_l, x_l
-            layers: list[Any] = [self.lin_l, self.lin_r]
+            layers: list[Any] = [lin_l, lin_r]
             if all(map(is_plain, layers)) and not torch.is_autocast_enabled(x_src.device.type):
-                x_l, x_r = stacked(x_src, layers)
-                return x_l.view(shape), x_r.view(shape)
+                x_l, x_r = stacked(x_src, layers, self.out_channels)
+                return x_l, x_r
         # one by one and in PyG's order, as lazy modules draw their weights now
-        return self.lin_l(x_src).view(shape), self.lin_r(x_dst).view(shape)
+        return mapped(x_src, lin_l).view(shape), mapped(x_dst, lin_r).view(shape)
 
     def _edges(self, edge_attr: Tensor, graph: RowWindows, dtype: torch.dtype) -> tuple[Tensor, OptTensor]:
         """The mapped features of the edges, and those of the self-loops if they are added."""

@@ -252,8 +252,10 @@ def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor |
             # every loop counts 1, given or added, `improved` or not: without weights PyG fills none in
             loop_weight = torch.ones_like(degree, dtype=torch.float32)
             degree = degree - windows.loops_per_row() + loop_weight
-        scale = degree.double().pow(-0.5)
-        return scale.masked_fill(scale == float("inf"), 0.0).float(), loop_weight
+        scale = degree.double().pow_(-0.5)
+        if not add_self_loops:  # else no degree is 0
+            scale = scale.masked_fill_(degree == 0, 0.0)
+        return scale.float(), loop_weight
 
     found: tuple[Tensor, Tensor | None] = windows.memo(("gcn", add_self_loops), compute)
     return found

@@ -15,9 +15,12 @@ from torch_geometric.utils import softmax
 
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import attend, edge_reasons, is_plain, stacked
+from graphfuse.nn._attention import attend, edge_reasons
+from graphfuse.nn._projection import is_plain, mapped, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
+
+_AFTER_ATTENTION = ("lin_out", "norm_1", "lin_1", "lin_2", "norm_2")
 
 
 class GraphTransformerLayer(MessagePassing):
@@ -120,10 +123,15 @@ class GraphTransformerLayer(MessagePassing):
             _dispatch.note(self, reasons)
             out = self._attend_fused(x, edge_index, edge_attr)
 
-        out = F.dropout(out.view(-1, self.channels), self.dropout, self.training)
-        x = self.norm_1(x + self.lin_out(out))
-        hidden = F.dropout(self.lin_1(x).relu(), self.dropout, self.training)
-        return self.norm_2(x + self.lin_2(hidden))
+        lin_out, norm_1, lin_1, lin_2, norm_2 = (self._modules[name] for name in _AFTER_ATTENTION)
+        out = self._dropped(out.view(-1, self.channels))
+        x = norm_1(x + mapped(out, lin_out))
+        hidden = self._dropped(mapped(x, lin_1).relu())
+        found: Tensor = norm_2(x + mapped(hidden, lin_2))
+        return found
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def message(
         self,
@@ -159,7 +167,7 @@ class GraphTransformerLayer(MessagePassing):
 
     def _attend_fused(self, x: Tensor, edge_index: Any, edge_attr: OptTensor) -> Tensor:
         windows = row_windows(edge_index, x.size(0), x.size(0))
-        query, key, value = (rows.view(-1, self.heads, self.head_dim) for rows in self._project(x))
+        query, key, value = self._project(x)
         edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         return attend(query, key, value, windows, 0.0, edge_attr, edge_weight)
 
@@ -175,10 +183,10 @@ class GraphTransformerLayer(MessagePassing):
         return out
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
-        layers: list[Any] = [self.lin_query, self.lin_key, self.lin_value]
+        layers: list[Any] = [self._modules[name] for name in ("lin_query", "lin_key", "lin_value")]
         if torch.is_autocast_enabled(x.device.type) or not all(map(is_plain, layers)):
-            return [lin(x) for lin in layers]
-        return stacked(x, layers)
+            return [mapped(x, lin).view(-1, self.heads, self.head_dim) for lin in layers]
+        return stacked(x, layers, self.head_dim)
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.channels}, heads={self.heads}, norm={self.norm!r})"

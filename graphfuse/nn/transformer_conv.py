@@ -19,7 +19,8 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
-from graphfuse.nn._attention import attend, edge_reasons, head_reasons, is_plain, stacked
+from graphfuse.nn._attention import attend, edge_reasons, head_reasons
+from graphfuse.nn._projection import is_plain, mapped, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.ops.gate import MAX_DIM as MAX_GATE_DIM
 
@@ -252,24 +253,18 @@ class TransformerConv(MessagePassing):
 
     @torch.jit.unused
     def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:
-        return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.out_channels)
+        lin_edge = self._modules.get("lin_edge")
+        return edge_reasons(lin_edge, edge_attr, x, edge_index, self.heads, self.out_channels)
 
     @torch.jit.unused
     def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         windows = self._windows(edge_index, x_src.size(0), x_dst.size(0))
         query, key, value, *skip = self._project(x_src, x_dst)
-        shape = (-1, self.heads, self.out_channels)
-        query, key = query.view(shape), key.view(shape)
-        out = attend(
-            query,
-            key,
-            value.view(shape),
-            windows,
-            self.dropout if self.training else 0.0,
-            edge_attr,
-            None if self.lin_edge is None else self.lin_edge.weight,
-        )
+        lin_edge = self._modules.get("lin_edge")
+        edge_weight = None if lin_edge is None else lin_edge.weight
+        dropout = self.dropout if self.training else 0.0
+        out = attend(query, key, value, windows, dropout, edge_attr, edge_weight)
         if out.is_cuda and torch.is_autocast_enabled("cuda"):
             out = out.float()  # PyG's softmax is float32 under CUDA's autocast, and with it the result
         out = self._merge_heads(out)
@@ -286,8 +281,10 @@ class TransformerConv(MessagePassing):
 
     @torch.jit.unused
     def _add_skip_fused(self, out: Tensor, skip: Tensor) -> Tensor:
-        lin = self.lin_beta
-        if lin is None or not is_plain(lin) or torch.is_autocast_enabled(out.device.type):
+        lin = self._modules.get("lin_beta")
+        if lin is None:
+            return out + skip
+        if not is_plain(lin) or torch.is_autocast_enabled(out.device.type):
             return self._add_skip(out, skip)
         weight, bias = lin._parameters["weight"], lin._parameters.get("bias")
         fits = out.dtype is skip.dtype is weight.dtype and bias is None and out.size(1) <= MAX_GATE_DIM
@@ -299,16 +296,21 @@ class TransformerConv(MessagePassing):
         return row_windows(edge_index, num_dst, num_src).transpose()
 
     def _project(self, x_src: Tensor, x_dst: Tensor) -> Sequence[Tensor]:
-        """Query, key and value, and the skip connection if there is one."""
+        """Query, key and value by heads, and the skip connection if there is one."""
         names = ("lin_query", "lin_key", "lin_value", "lin_skip")
         layers: list[Any] = [self._modules[name] for name in names[: 4 if self.root_weight else 3]]
         if torch.is_autocast_enabled(x_src.device.type) or not all(map(is_plain, layers)):
             # one by one and in PyG's order, as lazy modules draw their weights now
-            return [lin(x) for lin, x in zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)]
+            pairs = zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)
+            query, key, value, *skip = [mapped(x, lin) for lin, x in pairs]
+            shape = (-1, self.heads, self.out_channels)
+            return [query.view(shape), key.view(shape), value.view(shape), *skip]
         if x_src is x_dst:
-            return stacked(x_src, layers)
-        query, *skip = stacked(x_dst, layers[::3])
-        return [query, *stacked(x_src, layers[1:3]), *skip]
+            query, key, value, *skip = stacked(x_src, layers, self.out_channels)
+        else:
+            query, *skip = stacked(x_dst, layers[::3], self.out_channels)
+            key, value = stacked(x_src, layers[1:3], self.out_channels)
+        return [query, key, value, *[rows.flatten(1) for rows in skip]]
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -33,8 +33,9 @@ def matrix(
 ) -> None:
     """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any."""
     strided(name, value, device)
-    fits = value.dim() == 2 and (rows is None or value.size(0) == rows)
-    if not fits or (dim is not None and value.size(1) != dim):
+    shape = value.shape
+    fits = len(shape) == 2 and (rows is None or shape[0] == rows)
+    if not fits or (dim is not None and shape[1] != dim):
         wanted = f"[{'num_rows' if rows is None else rows}, {'dim' if dim is None else dim}]"
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 
@@ -52,9 +53,10 @@ def heads(
     With ``like``, heads, width and dtype must be those of ``like``, the argument called ``like_name``.
     """
     strided(name, value, device)
-    wanted = "heads, head_dim" if like is None else f"{like.size(1)}, {like.size(2)}"
-    fits = value.dim() == 3 and value.size(0) == rows and value.size(1) > 0 and value.size(2) > 0
-    if not fits or (like is not None and value.shape[1:] != like.shape[1:]):
+    shape = value.shape
+    fits = len(shape) == 3 and shape[0] == rows and shape[1] > 0 and shape[2] > 0
+    if not fits or (like is not None and shape[1:] != like.shape[1:]):
+        wanted = "heads, head_dim" if like is None else f"{like.size(1)}, {like.size(2)}"
         raise ValueError(f"`{name}` must have shape [{rows}, {wanted}] (got {list(value.shape)})")
     if like is not None:
         same_dtype(name, value, like_name, like.dtype)

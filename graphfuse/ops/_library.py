@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from graphfuse.formats import RowWindows
@@ -106,6 +107,7 @@ def runs_directly(*arguments: Any) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0  # which no_grad leaves on, and a Function refuses
     )
     return not watched and _PLAIN.issuperset(map(type, arguments))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse import reference
 from graphfuse.formats import RowWindows
-from graphfuse.formats.walk import Walks, copies, to_edge_index
+from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._check_additive import check_gat, check_gatv2
@@ -162,24 +162,30 @@ class Operands(NamedTuple):
 
 
 def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
-    given = Operands(*operands)
-    graph = graph_of(windows, _choose, *how, *given)
+    graph = graph_of(windows, _choose, *how, *operands)
     out: Tensor
-    if isinstance(graph, Walks):
-        out = _apply(graph, *how, *given)[0]
+    if not isinstance(graph, Walks):
+        out = torch.ops.graphfuse.additive_attention(*graph, *how, *operands)[0]
+    elif torch.is_grad_enabled():
+        out = _apply(graph, how, *operands)[0]
     else:
-        out = torch.ops.graphfuse.additive_attention(*graph, *how, *given)[0]
+        out = _run(graph, how, Operands(*operands))[0]
     return out
 
 
-def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
+    """The first arguments of a registered op after the graph, and the others."""
     fields = len(How._fields)
-    how, given = How(*arguments[:fields]), Operands(*arguments[fields : fields + len(Operands._fields)])
-    with_edges, x = given.edge is not None, given.x
+    return How(*arguments[:fields]), arguments[fields:]
+
+
+def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    # slope, dropout, self_loops, v2, tilted; own, other, x, edge
+    _, _, _, v2, _, _, _, x, edge, *_ = arguments
+    with_edges, (_, heads, dim) = edge is not None, x.shape
     # the window kernel reads numbers of the first source, so there has to be one
-    rows = how.v2 or with_edges or sizes[1] == 0
-    rows = rows or launch.gat_prefers_rows(*sizes, x.size(1), x.size(2), x.dtype)
-    return rows, with_edges
+    rows = v2 or with_edges or sizes[1] == 0
+    return rows or launch.gat_prefers_rows(*sizes, heads, dim, x.dtype), with_edges
 
 
 @functools.cache
@@ -189,31 +195,31 @@ def _launchers() -> Any:
     return additive, additive_bwd
 
 
-def _prepared(w: Walks, how: How, given: Operands) -> tuple[Any, Any, Any]:
-    """What the launchers take: both structures, operands, shape."""
+def _structure(walk: Walk, order: EdgeOrder | None, how: How) -> Any:
+    edge_perm = None if order is None else order.perm
+    return _launchers()[0].Structure(walk, copies(walk) if how.dropout > 0 else None, edge_perm)
+
+
+def _prepared(how: How, given: Operands) -> tuple[Any, Any]:
+    """What the launchers take beside the graph: operands, shape."""
     kernels, _ = _launchers()
     x = contiguous_heads(given.x)
     own = contiguous_heads(given.own) if how.v2 else given.own.contiguous()
-    edges = (None if value is None else value.contiguous() for value in (given.edge, given.loop_edge))
-    operands = kernels.Operands(own, given.other.contiguous(), x, *edges, given.seed)
-    shape = kernels.Shape(x.size(1), x.size(2), *how[:4], x.dtype)
-    structures = tuple(
-        kernels.Structure(
-            walk, copies(walk) if how.dropout > 0 else None, None if order is None else order.perm
-        )
-        for walk, order in ((w.forward, w.edges), (w.backward, w.backward_edges))
-    )
-    return structures, operands, shape
+    edge, loop_edge = given.edge, given.loop_edge
+    edge = None if edge is None else edge.contiguous()
+    loop_edge = None if loop_edge is None else loop_edge.contiguous()
+    operands = kernels.Operands(own, given.other.contiguous(), x, edge, loop_edge, given.seed)
+    return operands, kernels.Shape(*x.shape[1:], *how[:4], x.dtype)
 
 
-def _run(w: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    how, given = How(*arguments[: len(How._fields)]), Operands(*arguments[len(How._fields) :])
+def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.x):
         out = _definition(w, how, given)
         return out, out.new_empty(0), out.new_empty(0)
-    structures, operands, shape = _prepared(w, how, given)
+    operands, shape = _prepared(how, given)
+    structure = _structure(w.forward, w.edges, how)
     found: tuple[Tensor, Tensor, Tensor]
-    found = _launchers()[0].additive_fwd(structures[0], operands, shape, how.tilted)
+    found = _launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
     return found
 
 
@@ -233,12 +239,12 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _run_backward(w: Walks, *arguments: Any) -> Gradients:
-    fields = len(How._fields)
-    how, (with_edges, grad, *rest) = How(*arguments[:fields]), arguments[fields:]
+    how, (with_edges, grad, *rest) = _split(arguments)
     given, results = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.x):
         return _backward_of_definition(w, how, with_edges, grad, given)
-    structures, operands, shape = _prepared(w, how, given)
+    operands, shape = _prepared(how, given)
+    structures = (_structure(w.forward, w.edges, how), _structure(w.backward, w.backward_edges, how))
     _, kernels = _launchers()
     saved = kernels.Saved(*results)
     found: Gradients
@@ -262,15 +268,15 @@ def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, 
 
 
 def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    how, given = How(*arguments[: len(How._fields)]), Operands(*arguments[len(How._fields) :])
-    x = given.x
+    how, operands = _split(arguments)
+    x = Operands(*operands).x
     shape = (graph.num_rows, x.size(1), x.size(2))
     softmax = x.new_empty((*shape[:2], 2), dtype=torch.float32)
     return x.new_empty(shape), softmax, x.new_empty(shape if how.tilted else 0)
 
 
 def _fake_backward(graph: Packed, *arguments: Any) -> Gradients:
-    with_edges, rest = arguments[len(How._fields)], arguments[len(How._fields) + 2 :]
+    _, (with_edges, _, *rest) = _split(arguments)
     given = Operands(*rest[:-3])
     d_edge, d_loop_edge = (
         given.x.new_empty(0 if value is None or not with_edges else value.shape)
@@ -284,15 +290,15 @@ class Additive(torch.autograd.Function):
     """Additive attention and its derivative: ``(out, softmax, tilt)``, the latter two without gradient."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graph, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Over the forward direction of ``graph``; ``arguments`` are those of :class:`How` and operands."""
+    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            results = _run(graph, *arguments)
+            results = _run(graph, how, Operands(*operands))
         else:
-            results = below_autograd(torch.ops.graphfuse.additive_attention, *graph, *arguments)
-        ctx.graph, ctx.how = graph, arguments[: len(How._fields)]
-        ctx.save_for_backward(*arguments[len(How._fields) :], *results)
+            results = below_autograd(torch.ops.graphfuse.additive_attention, *graph, *how, *operands)
+        ctx.graph, ctx.how = graph, how
+        ctx.save_for_backward(*operands, *results)
         ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)  # or every backward would fill two gradients with zeros
         return results
@@ -302,8 +308,8 @@ class Additive(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
         if grad is None:
-            return (None,) * (1 + len(How._fields) + len(Operands._fields))
-        needs = Operands(*ctx.needs_input_grad[1 + len(How._fields) :])
+            return (None,) * (2 + len(Operands._fields))
+        needs = Operands(*ctx.needs_input_grad[2:])
         with_edges = bool(needs.edge or needs.loop_edge)
         arguments = (*ctx.how, with_edges, grad, *ctx.saved_tensors)
         graph = for_gradient(ctx.graph, grad)
@@ -312,10 +318,20 @@ class Additive(torch.autograd.Function):
         else:
             found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
         wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
-        return (None,) * (1 + len(How._fields)) + (*wanted, None)
+        return None, None, *wanted, None
 
 
 _apply = direct_apply(Additive)
+
+
+def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    how, operands = _split(arguments)
+    return _run(graph, how, Operands(*operands))
+
+
+def _apply_registered(graph: Packed, *arguments: Any) -> Any:
+    how, operands = _split(arguments)
+    return Additive.apply(graph, how, *operands)
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:
@@ -327,9 +343,9 @@ _OPERANDS = "Tensor own, Tensor other, Tensor x, Tensor? edge, Tensor? loop_edge
 register(
     "additive_attention",
     f"{_HOW}, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
-    _run,
+    _run_registered,
     _fake,
-    Additive.apply,
+    _apply_registered,
     _choose,
 )
 register(

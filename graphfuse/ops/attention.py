@@ -122,13 +122,14 @@ def sparse_attention(
         (arXiv:2505.08098).
     """
     _check.windows(windows)
-    num_dst, num_src = windows.shape
-    _check.heads("q", q, num_dst, windows.device)
-    _check.heads("k", k, num_src, q.device, q)
-    _check.heads("v", v, num_src, q.device, q)
-    if q.size(2) > MAX_HEAD_DIM:
-        raise ValueError(f"`q` must have a head_dim of at most {MAX_HEAD_DIM} (got {q.size(2)})")
-    seed = _check.dropout_seed(dropout, seed, q.device)
+    (num_dst, num_src), device = windows.shape, windows.device
+    _check.heads("q", q, num_dst, device)
+    _check.heads("k", k, num_src, device, q)
+    _check.heads("v", v, num_src, device, q)
+    head_dim = q.size(2)
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"`q` must have a head_dim of at most {MAX_HEAD_DIM} (got {head_dim})")
+    seed = _check.dropout_seed(dropout, seed, device)
     check_edges(q, windows.num_edges, edge_query, edge_attr)
     if key_scale is not None:
         check_key_scale(key_scale, k, v, edge_attr)
@@ -141,22 +142,39 @@ def sparse_attention(
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q, "q")
         pin_if_capturing(windows)
-    scale = q.size(2) ** -0.5 if scale is None else float(scale)
-    arguments = (scale, dropout, self_loops, q, k, v, seed, edge_query, edge_attr, key_scale)
-    graph = graph_of(windows, _choose, *arguments)
-    if isinstance(graph, Walks):
-        out, _, edge_sum = _apply(graph, *arguments)
+    how = How(head_dim**-0.5 if scale is None else float(scale), dropout, self_loops)
+    given = Operands(q, k, v, seed, edge_query, edge_attr, key_scale)
+    graph = graph_of(windows, _choose, *how, *given)
+    if not isinstance(graph, Walks):
+        out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *how, *given)
+    elif torch.is_grad_enabled():
+        out, _, edge_sum = _apply(graph, how, *given)
     else:
-        out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *arguments)
+        out, _, edge_sum = _run(graph, how, given)
     return out if edge_attr is None else (out, edge_sum)
 
 
+def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
+    """The first arguments of a registered op after the graph, and the others."""
+    fields = len(How._fields)
+    return How(*arguments[:fields]), arguments[fields:]
+
+
 def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
-    q, *_, edge_attr, _ = arguments[3 : 3 + len(Operands._fields)]
-    with_edges = edge_attr is not None
+    # scale, dropout, self_loops; q, k, v, seed, edge_query, edge_attr
+    _, _, _, q, _, _, _, _, edge_attr, *_ = arguments
+    with_edges, (_, heads, dim) = edge_attr is not None, q.shape
     # the window kernel reads numbers of the first source, so there has to be one
     rows = with_edges or sizes[1] == 0
-    return rows or launch.attention_prefers_rows(*sizes, q.size(1), q.size(2), q.dtype), with_edges
+    return rows or launch.attention_prefers_rows(*sizes, heads, dim, q.dtype), with_edges
+
+
+class How(NamedTuple):
+    """Which attention, in the order of the registered ops."""
+
+    scale: float
+    dropout: float
+    self_loops: bool
 
 
 class Operands(NamedTuple):
@@ -171,6 +189,9 @@ class Operands(NamedTuple):
     key_scale: Tensor | None
 
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
 @functools.cache
 def _launchers() -> Any:
     from graphfuse.kernels import attention, attention_bwd  # imports triton
@@ -183,7 +204,7 @@ def _structure(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
     return _launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
 
 
-def _prepared(scale: float, dropout: float, self_loops: bool, given: Operands) -> tuple[Any, Any, Any]:
+def _prepared(how: How, given: Operands) -> tuple[Any, Any, Any]:
     """What the launchers take beside the graph: q, k and v; the edges' tensors; the shape."""
     kernels, _ = _launchers()
     edges, edge_dim = None, 0
@@ -192,27 +213,22 @@ def _prepared(scale: float, dropout: float, self_loops: bool, given: Operands) -
         edge_dim = edges.attr.size(1)
     q, k, v = map(contiguous_heads, given[:3])
     key_scale = None if given.key_scale is None else given.key_scale.contiguous()
-    shape = kernels.Shape(q.size(1), q.size(2), scale, dropout, q.dtype, edge_dim, self_loops)
+    shape = kernels.Shape(*q.shape[1:], how.scale, how.dropout, q.dtype, edge_dim, how.self_loops)
     return (q, k, v, key_scale), edges, shape
 
 
-def _run(
-    w: Walks, scale: float, dropout: float, self_loops: bool, *operands: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    given = Operands(*operands)
+def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.q):
-        out, edge_sum = _definition(w, scale, dropout, self_loops, given)
+        out, edge_sum = _definition(w, how, given)
         return out, out.new_empty(0), edge_sum
-    qkv, edges, shape = _prepared(scale, dropout, self_loops, given)
-    structure = _structure(w.forward, w.edges, dropout)
+    qkv, edges, shape = _prepared(how, given)
+    structure = _structure(w.forward, w.edges, how.dropout)
     found: tuple[Tensor, Tensor, Tensor]
     found = _launchers()[0].attention_fwd(structure, *qkv, given.seed, edges, shape)
     return found
 
 
-def _definition(
-    w: Walks, scale: float, dropout: float, self_loops: bool, given: Operands
-) -> tuple[Tensor, Tensor]:
+def _definition(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor]:
     q, k, v, seed, edge_query, edge_attr, key_scale = given
     if key_scale is not None:
         k = k * key_scale[:, :, None].to(k.dtype)
@@ -220,28 +236,22 @@ def _definition(
     if edge_attr is not None:
         assert w.edges is not None
         edge_attr = edge_attr.index_select(0, w.edges.perm)
-    of_edges = (edge_query, edge_attr, self_loops)
-    found = reference.sparse_attention(edge_index, q, k, v, scale, dropout, seed, *of_edges)
+    rest = (how.scale, how.dropout, seed, edge_query, edge_attr, how.self_loops)
+    found = reference.sparse_attention(edge_index, q, k, v, *rest)
     return found if isinstance(found, tuple) else (found, q.new_empty(0))
 
 
-def _run_backward(
-    w: Walks,
-    scale: float,
-    dropout: float,
-    self_loops: bool,
-    with_edge_attr: bool,
-    grad: Tensor,
-    edge_value: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _run_backward(w: Walks, *arguments: Any) -> Gradients:
+    how, (with_edge_attr, grad, edge_value, *rest) = _split(arguments)
     given, (out, softmax, edge_sum) = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.q):
-        return _backward_of_definition(w, scale, dropout, self_loops, grad, edge_value, given)
-    qkv, edges, shape = _prepared(scale, dropout, self_loops, given)
+        return _backward_of_definition(w, how, grad, edge_value, given)
+    qkv, edges, shape = _prepared(how, given)
     _, kernels = _launchers()
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = kernels.attention_bwd(
-        (_structure(w.forward, w.edges, dropout), _structure(w.backward, w.backward_edges, dropout)),
+    forward = _structure(w.forward, w.edges, how.dropout)
+    backward = _structure(w.backward, w.backward_edges, how.dropout)
+    found: Gradients = kernels.attention_bwd(
+        (forward, backward),
         contiguous_heads(grad),
         None if edges is None else edge_value.contiguous(),
         kernels.Saved(*qkv, out, softmax, edge_sum, given.seed, edges),
@@ -252,14 +262,8 @@ def _run_backward(
 
 
 def _backward_of_definition(
-    w: Walks,
-    scale: float,
-    dropout: float,
-    self_loops: bool,
-    grad: Tensor,
-    edge_value: Tensor,
-    given: Operands,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    w: Walks, how: How, grad: Tensor, edge_value: Tensor, given: Operands
+) -> Gradients:
     # through functorch, which works below autograd too, where a registered op runs
     q, k, v = given[:3]
     if given.key_scale is not None:  # the gradient is of the keys as they are multiplied
@@ -267,8 +271,7 @@ def _backward_of_definition(
 
     def run(q: Tensor, k: Tensor, v: Tensor, *of_edges: Tensor) -> tuple[Tensor, Tensor]:
         edge_query, edge_attr = of_edges or (None, None)
-        operands = Operands(q, k, v, given.seed, edge_query, edge_attr, None)
-        return _definition(w, scale, dropout, self_loops, operands)
+        return _definition(w, how, Operands(q, k, v, given.seed, edge_query, edge_attr, None))
 
     of_edges = () if given.edge_attr is None else (given.edge_query, given.edge_attr)
     _, pull, *_ = torch.func.vjp(run, q, k, v, *of_edges)
@@ -279,27 +282,19 @@ def _backward_of_definition(
 
 def contiguous_heads(x: Tensor) -> Tensor:
     """``x`` with the heads of a row contiguous; its rows may stay strided."""
-    return x if x.stride()[1:] == (x.size(2), 1) and x.stride(0) > 0 else x.contiguous()
+    row, head, column = x.stride()
+    return x if row > 0 and head == x.size(2) and column == 1 else x.contiguous()
 
 
-def _fake(
-    graph: Packed, scale: float, dropout: float, self_loops: bool, *operands: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, edge_query = operands[0], Operands(*operands).edge_query
+def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, operands = _split(arguments)
+    q, _, _, _, edge_query, _, _ = Operands(*operands)
     softmax = q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
     return q.new_empty(q.shape), softmax, q.new_empty(0 if edge_query is None else edge_query.shape)
 
 
-def _fake_backward(
-    graph: Packed,
-    scale: float,
-    dropout: float,
-    self_loops: bool,
-    with_edge_attr: bool,
-    grad: Tensor,
-    edge_value: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake_backward(graph: Packed, *arguments: Any) -> Gradients:
+    _, (with_edge_attr, _, _, *rest) = _split(arguments)
     q, k, v, _, edge_query, edge_attr, _ = Operands(*rest[:-3])
     d_query = q.new_empty(0 if edge_query is None else edge_query.shape)
     d_attr = q.new_empty(0 if edge_attr is None or not with_edge_attr else edge_attr.shape)
@@ -310,17 +305,14 @@ class Attention(torch.autograd.Function):
     """Attention and its derivative: ``(out, softmax, edge_sum)``, the second without gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, graph: Graph, scale: float, dropout: float, self_loops: bool, *operands: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            results = _run(graph, scale, dropout, self_loops, *operands)
+            results = _run(graph, how, Operands(*operands))
         else:
-            how = (scale, dropout, self_loops)
             results = below_autograd(torch.ops.graphfuse.attention, *graph, *how, *operands)
-        ctx.graph, ctx.how = graph, (scale, dropout, self_loops)
+        ctx.graph, ctx.how = graph, how
         ctx.save_for_backward(*operands, *results)
         ctx.mark_non_differentiable(results[1])
         ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the softmax with zeros
@@ -333,7 +325,7 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
         given, (out, _, edge_sum) = Operands(*ctx.saved_tensors[:-3]), ctx.saved_tensors[-3:]
-        with_edge_attr = bool(ctx.needs_input_grad[4 + Operands._fields.index("edge_attr")])
+        with_edge_attr = bool(ctx.needs_input_grad[2 + Operands._fields.index("edge_attr")])
         grad = torch.zeros_like(out) if grad is None else grad
         edge_value = torch.zeros_like(edge_sum) if edge_value is None else edge_value
         arguments = (*ctx.how, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
@@ -347,10 +339,20 @@ class Attention(torch.autograd.Function):
         if given.key_scale is not None:  # dk is of the keys as they were multiplied
             d_scale = (dk * given.k).sum(2, dtype=given.key_scale.dtype)
             dk = dk * given.key_scale[:, :, None].to(dk.dtype)
-        return None, None, None, None, dq, dk, dv, None, *of_edges, d_scale
+        return None, None, dq, dk, dv, None, *of_edges, d_scale
 
 
 _apply = direct_apply(Attention)
+
+
+def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    how, operands = _split(arguments)
+    return _run(graph, how, Operands(*operands))
+
+
+def _apply_registered(graph: Packed, *arguments: Any) -> Any:
+    how, operands = _split(arguments)
+    return Attention.apply(graph, how, *operands)
 
 
 def _no_derivative(graph: Packed, *arguments: Any) -> Any:
@@ -363,9 +365,9 @@ _OPERANDS = (
 register(
     "attention",
     f"float scale, float dropout, bool self_loops, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
-    _run,
+    _run_registered,
     _fake,
-    Attention.apply,
+    _apply_registered,
     _choose,
 )
 register(

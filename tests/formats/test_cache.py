@@ -108,6 +108,17 @@ def test_records_die_with_their_edge_index() -> None:
     assert sum(len(alive) for alive in structure._LIVE.values()) <= 1
 
 
+def test_an_id_that_is_used_again_finds_nothing_of_the_dead() -> None:
+    old, new = edges(), edges().flip(1)
+    record = row_windows(old, 33, 33)
+    new.copy_(old.flip(1))
+    # as if `old` had died unseen, and `new` lay where it was and looked the same
+    known = cache._BY_TENSOR[id(old)]
+    cache._BY_TENSOR[id(new)] = known._replace(state=cache._state(new))
+    assert row_windows(new, 33, 33) is not record
+    assert row_windows(new, 33, 33).matches(new)
+
+
 def test_inference_tensors() -> None:
     with torch.inference_mode():
         edge_index = edges().clone()

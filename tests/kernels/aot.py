@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from graphfuse.formats import quick_kernels
 from graphfuse.kernels import (
     additive_rows,
     attention_rows,
@@ -342,8 +343,24 @@ def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
     yield Case(kernel.__name__ + name, kernel, operands, acc | constants, config.merge_warps)
 
 
+def building() -> Iterator[Case]:
+    longs = ("key_ptr", "facts_ptr", "edge_ptr", "task_ptr", "order_ptr", "count_ptr", "loops_ptr", "end_ptr")
+    pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(("mask_ptr", "back_mask_ptr"), "*i16")
+    constants = {"BLOCK": quick_kernels.BLOCK, "COLUMNS": quick_kernels.COLUMNS}
+    bounds = ("out_ptr_ptr", "back_out_ptr_ptr")
+    orders = ("first_ptr", "perm_ptr", "back_first_ptr", "back_perm_ptr")
+    without = {"keys_kernel": ((), ("key_ptr",)), "rows_kernel": (bounds, orders)}
+    for name, kernel in vars(quick_kernels).items():
+        for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
+            args = kernel.arg_names
+            given = {arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args}
+            warps = 1 if "COLUMNS" in args else 4
+            yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
+
+
 def cases() -> Iterator[Case]:
     """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
+    yield from building()
     found = set()
     for dtype, size in (("fp16", 2), ("fp32", 4)):
         widest = launch.MAX_FUSED_BYTES // size

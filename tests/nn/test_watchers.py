@@ -10,6 +10,7 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch_geometric.nn.dense.linear import Linear
 
 import graphfuse
 from graphfuse.nn._dispatch import path_taken
@@ -81,6 +82,25 @@ def test_hooks_of_modules_are_called_around_the_kernels(name: str, device: torch
     same(ours, theirs, arguments)
     torch.testing.assert_close(seen[ours], seen[theirs], rtol=1e-4, atol=1e-5)
     assert len(seen[ours]) == 1 and not torch.allclose(theirs(*arguments), plain)
+
+
+@pytest.mark.parametrize(("name", "projections"), [("GATConv", 1), ("GraphTransformerLayer", 3)])
+def test_hooks_of_all_modules_see_the_projections(name: str, projections: int, device: torch.device) -> None:
+    """Where a layer reads a projection's weight instead of calling it; of stacked ones there is no call."""
+    layer = getattr(graphfuse.nn, name)(4, 4).to(device)
+    arguments = graph(device)
+    plain, seen = layer(*arguments), []
+
+    def hook(module: torch.nn.Module, *_: Any) -> None:
+        seen.append(type(module))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        out = layer(*arguments)
+    finally:
+        handle.remove()
+    assert torch.equal(out, plain) and paths(layer) == [[]]
+    assert seen.count(Linear) == projections
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "AGNNConv"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -106,6 +107,42 @@ def test_vmap_and_jacobian_say_what_is_missing_or_work(device: torch.device) -> 
     jacobian = torch.autograd.functional.jacobian(lambda x: ops.spmm(windows, x), x)
     wanted = torch.autograd.functional.jacobian(lambda x: reference.spmm(edge_index, x), x)
     torch.testing.assert_close(jacobian, wanted)
+
+
+CALLS: dict[str, Callable[[RowWindows, Tensor], Tensor]] = {
+    "spmm": lambda windows, x: ops.spmm(windows, x.flatten(1)),
+    "attention": lambda windows, x: ops.sparse_attention(
+        x, x, x, windows, dropout=0.5, seed=SEED.to(x.device)
+    ),
+    "gat": lambda windows, x: ops.gat_attention(x[:, :, 0], x[:, :, 1], x, windows, self_loops=True),
+    "gatv2": lambda windows, x: ops.gatv2_attention(x, x, x[0], windows),
+}
+SEED = torch.tensor([7])
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_without_gradients_the_bits_are_the_same(op: str, device: torch.device) -> None:
+    edge_index, (num_src, num_dst) = GRAPHS["self_loops"](device)
+    windows = RowWindows.from_edge_index(edge_index, (num_src, num_dst))
+    x = torch.randn(num_src, 2, 4, device=device, requires_grad=True)
+    wanted = CALLS[op](windows, x)
+    with torch.no_grad():
+        found = CALLS[op](windows, x)
+    assert wanted.requires_grad and not found.requires_grad
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_dual_tensor_is_refused(op: str, grad: bool, device: torch.device) -> None:
+    """Without gradients too, where the call would be simpler and the tangent lost."""
+    edge_index, (num_src, num_dst) = GRAPHS["self_loops"](device)
+    windows = RowWindows.from_edge_index(edge_index, (num_src, num_dst))
+    x = torch.randn(num_src, 2, 4, device=device)
+    with torch.set_grad_enabled(grad), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            CALLS[op](windows, dual)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # one gradient of the batch at a time

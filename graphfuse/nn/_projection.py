@@ -1,0 +1,54 @@
+"""The linear maps of a layer: read where they are plain, called where more may happen in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch_geometric.nn.dense.linear import Linear
+
+from graphfuse.nn._dispatch import is_plain_tensor
+
+
+def is_plain(lin: Any) -> bool:
+    """Whether ``lin`` is nothing but its weight and bias: not replaced, hooked, parametrised or lazy."""
+    if type(lin) is not Linear or "forward" in lin.__dict__:
+        return False
+    if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
+        return False
+    parameters = lin._parameters
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
+
+
+def mapped(x: Tensor, lin: Any) -> Tensor:
+    """``lin(x)``, without the host time of a module's call where nothing else happens in it."""
+    if _has_any_global_hook() or not is_plain(lin):
+        found: Tensor = lin(x)
+        return found
+    parameters = lin._parameters
+    return F.linear(x, parameters["weight"], parameters["bias"])
+
+
+def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
+    """Plain projections of ``x`` in one product, ``[num_nodes, heads, head_dim]`` each."""
+    weights = [lin._parameters["weight"] for lin in layers]
+    biases = [lin._parameters["bias"] for lin in layers]
+    fits = all(weight.dtype is x.dtype and weight.size(1) == x.size(1) for weight in weights)
+    heads = [weight.size(0) // head_dim for weight in weights]
+    if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
+        # what does not fit is for the module to refuse
+        return [lin(x).view(-1, num_heads, head_dim) for lin, num_heads in zip(layers, heads, strict=True)]
+    bias = None if biases[0] is None else torch.cat(biases)
+    # split, not slices: its backward is one concatenation
+    rows = F.linear(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
+    return rows.split_with_sizes(heads, 1)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in ``dtype``, without a call of PyTorch where it has it."""
+    return x if x.dtype is dtype else x.to(dtype)
