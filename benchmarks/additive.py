@@ -149,10 +149,11 @@ def _graphfuse(i: Inputs) -> Prepared:
 
 def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
     # as AGNNConv computes it
-    scale = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(1e-12).reciprocal()
-    most = torch.finfo(x.dtype).max
-    query = x * (beta * scale).clamp(-most, most).to(x.dtype)[:, :, None]
-    return ops.sparse_attention(query, x, x, windows, 1.0, key_scale=scale)
+    least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
+    norm = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(least)
+    unit = x / norm.to(x.dtype)[:, :, None]
+    scale = norm.detach().reciprocal()
+    return ops.sparse_attention(unit * beta, unit, x, windows, 1.0, key_scale=scale)
 
 
 def _pyg(i: Inputs) -> Prepared:

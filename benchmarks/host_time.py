@@ -84,7 +84,7 @@ class Ops(NamedTuple):
     gat: Callable[..., Tensor]  # a_src, a_dst, x
     gatv2: Callable[..., Tensor]  # x_src, x_dst, att
     attention: Callable[..., Tensor]  # q, k, v
-    agnn: Callable[..., Tensor]  # q, x, key_scale
+    agnn: Callable[..., Tensor]  # q, k, v, key_scale
 
 
 def _public(w: RowWindows) -> Ops:
@@ -98,7 +98,7 @@ def _public(w: RowWindows) -> Ops:
         lambda a_src, a_dst, x: ops.gat_attention(a_src, a_dst, x, w, self_loops=True),
         lambda x_src, x_dst, att: ops.gatv2_attention(x_src, x_dst, att, w, self_loops=True),
         lambda q, k, v: ops.sparse_attention(q, k, v, w),
-        lambda q, x, scale: ops.sparse_attention(q, x, x, w, 1.0, self_loops=True, key_scale=scale),
+        lambda q, k, v, scale: ops.sparse_attention(q, k, v, w, 1.0, self_loops=True, key_scale=scale),
     )
 
 
@@ -140,9 +140,9 @@ def _registered(w: RowWindows) -> Ops:
         ]
         return found
 
-    def agnn(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
+    def agnn(q: Tensor, k: Tensor, v: Tensor, key_scale: Tensor) -> Tensor:
         found: Tensor = call.attention.default(
-            *of_agnn, 1.0, 0.0, True, q, x, x, None, None, None, key_scale
+            *of_agnn, 1.0, 0.0, True, q, k, v, None, None, None, key_scale
         )[0]
         return found
 
@@ -186,12 +186,13 @@ def _gatv2(layer: Any, x: Tensor, w: RowWindows, op: Ops) -> Callable[[], Tensor
 
 
 def _agnn(layer: Any, x: Tensor, w: RowWindows, op: Ops) -> Callable[[], Tensor]:
-    beta, most = layer.beta, torch.finfo(x.dtype).max
+    beta = layer.beta
 
     def call() -> Tensor:
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12).reciprocal()
-        query = x * (beta * inverse).clamp(-most, most)
-        out = op.agnn(query[:, None], x[:, None], inverse).view(x.shape)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
+        unit = x / norm
+        inverse = norm.detach().reciprocal()
+        out = op.agnn((unit * beta)[:, None], unit[:, None], x[:, None], inverse).view(x.shape)
         return out.clone() if out.requires_grad else out
 
     return call

@@ -104,8 +104,9 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
     _, key, number = _sort(edge_index, num_src, num_dst, facts)
     ptr = torch.empty(all_windows + 1, dtype=torch.int32, device=device)
     task = torch.empty(all_windows, dtype=torch.int64, device=device)
-    kernels.bounds_kernel[_grid(all_windows)](
-        ptr, task, facts, key, number, 2 * num_edges, num_windows, all_windows, kernels.BLOCK
+    kernels.launch(
+        *(kernels.bounds_kernel, _grid(all_windows), ptr, task, facts, key, number),
+        *(2 * num_edges, num_windows, all_windows, kernels.BLOCK),
     )
     task = torch.sort(task).values
     known = Facts(*facts.tolist())  # waits for the GPU
@@ -125,11 +126,13 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
     windows = packing.blank(packing.WINDOWS, scalars, lengths, shared, device)
     forward, backward = both = _both(windows)
     num_keys, num_tasks = (num_edges, num_windows) if symmetric else (2 * num_edges, all_windows)
-    kernels.entries_kernel[_grid(num_keys)](
+    kernels.launch(
+        *(kernels.entries_kernel, _grid(num_keys)),
         *(forward.column, forward.row_mask, backward.column, backward.row_mask),
         *(key, number, num_keys, num_windows, middle, kernels.BLOCK),
     )
-    kernels.tasks_kernel[_grid(num_tasks)](
+    kernels.launch(
+        *(kernels.tasks_kernel, _grid(num_tasks)),
         *(forward.ptr, forward.tasks, backward.ptr, backward.tasks),
         *(task, ptr, num_tasks, num_windows, middle, kernels.BLOCK),
     )
@@ -148,9 +151,10 @@ def count_rows(windows: Tensor) -> tuple[Tensor, Tensor]:
     edges = torch.empty(num_rows, dtype=torch.int64, device=windows.device)
     loops = torch.empty_like(edges)
     with torch.cuda.device_of(windows):
-        kernels.count_kernel[_grid_of_windows(scalars, directions)](
-            *(edges, loops, *_entries(_both(windows)), scalars.num_dst, scalars.num_src, kernels.COLUMNS),
-            num_warps=1,
+        kernels.launch(
+            *(kernels.count_kernel, _grid_of_windows(scalars, directions), edges, loops),
+            *(*_entries(_both(windows)), scalars.num_dst, scalars.num_src, kernels.COLUMNS),
+            warps=1,
         )
     return edges, loops
 
@@ -190,8 +194,9 @@ def build_window_edges(windows: Tensor, edge_index: Tensor, key: int) -> Tensor 
         lengths = [middle + 1, num_edges, back + 1, num_edges]
         shared = _SHARED_EDGES if scalars.symmetric else None
         packed = packing.blank(packing.WINDOW_EDGES, scalars, lengths, shared, windows.device)
-        kernels.edges_kernel[_grid(2 * num_edges)](
-            *packing.unpack(packed).sections, order, number, num_edges, middle, kernels.BLOCK
+        kernels.launch(
+            *(kernels.edges_kernel, _grid(2 * num_edges), *packing.unpack(packed).sections),
+            *(order, number, num_edges, middle, kernels.BLOCK),
         )
     return packed
 
@@ -213,8 +218,9 @@ def _facts(edge_index: Tensor) -> Tensor:
 
 def _write_keys(key: Tensor | None, facts: Tensor, edge_index: Tensor, num_src: int, num_dst: int) -> None:
     kernels, num_edges = _kernels(), edge_index.size(1)
-    kernels.keys_kernel[_grid(num_edges)](
-        key, facts, edge_index, num_edges, num_src, num_dst, *edge_index.stride(), kernels.BLOCK
+    kernels.launch(
+        *(kernels.keys_kernel, _grid(num_edges), key, facts, edge_index),
+        *(num_edges, num_src, num_dst, *edge_index.stride(), kernels.BLOCK),
     )
 
 
@@ -224,8 +230,9 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, facts: Tensor) -> _Sor
     _write_keys(key, facts, edge_index, num_src, num_dst)
     key, order = torch.sort(key)
     new = torch.empty(2 * num_edges, dtype=torch.int32, device=edge_index.device)
-    kernels.flags_kernel[_grid(2 * num_edges)](
-        new, facts, key, num_edges, -(-num_dst // WINDOW), kernels.BLOCK
+    windows = -(-num_dst // WINDOW)
+    kernels.launch(
+        *(kernels.flags_kernel, _grid(2 * num_edges), new, facts, key, num_edges, windows, kernels.BLOCK)
     )
     return _Sorted(order, key, torch.cumsum(new, 0, dtype=torch.int32))
 
@@ -243,10 +250,10 @@ def _scatter(
     behind = (0, 0) if scalars.symmetric else (scalars.num_dst, scalars.num_edges)
     ends = torch.cumsum(edges_of_rows, 0)
     with torch.cuda.device_of(ends):
-        kernels.rows_kernel[_grid_of_windows(scalars, directions)](
-            *(*outputs, *_entries(windows), *orders, edges_of_rows, ends),
-            *(scalars.num_dst, scalars.num_src, *behind, kernels.COLUMNS),
-            num_warps=1,
+        kernels.launch(
+            *(kernels.rows_kernel, _grid_of_windows(scalars, directions), *outputs, *_entries(windows)),
+            *(*orders, edges_of_rows, ends, scalars.num_dst, scalars.num_src, *behind, kernels.COLUMNS),
+            warps=1,
         )
 
 

@@ -9,8 +9,13 @@ gives the same bits. No number of a launch is specialised, as every mini-batch b
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from graphfuse.formats.build import WINDOW
 from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
@@ -29,6 +34,52 @@ _MIX_1 = tl.constexpr(MIX_1)
 _MIX_2 = tl.constexpr(MIX_2)
 # the fields of quick.Facts
 _FINGERPRINT, _ODD, _LOPSIDED, _LONG, _MIDDLE, _TOTAL = (tl.constexpr(field) for field in range(6))
+
+_INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
+_COMPILED: dict[Any, tuple[Any, Any, Any]] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) -> None:
+    """Launches ``kernel`` on the current stream of the current GPU.
+
+    What Triton compiled is called directly from the second time on: to bind and to specialise the arguments
+    anew takes it more host time than the GPU needs for a mini-batch, and numbers are not specialised here.
+
+    Args:
+        kernel: One of this module.
+        grid: Its programs.
+        arguments: Tensors, of which some may be ``None``, numbers and, last, the ``constexpr`` ones.
+        warps: Warps of a program.
+    """
+    index = None if _INTERPRETING else torch.cuda.current_device()
+    key = (kernel, index, *map(_kind, arguments))
+    if key in _COMPILED:
+        run, function, metadata = _COMPILED[key]
+        stream = triton.runtime.driver.active.get_current_stream(index)
+        # no launch hooks
+        run(
+            grid[0],
+            grid[1] if len(grid) > 1 else 1,
+            1,
+            stream,
+            function,
+            metadata,
+            None,
+            None,
+            None,
+            *arguments,
+        )
+        return
+    compiled = kernel[grid](*arguments, num_warps=warps)
+    if not _INTERPRETING:
+        _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata)
+
+
+def _kind(argument: Any) -> Any:
+    # what Triton tells apart, where numbers are not specialised
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() & 15 == 0
+    return argument is None or -(2**31) <= argument < 2**31
 
 
 # Keys of the edges, in both directions, and their fingerprint.

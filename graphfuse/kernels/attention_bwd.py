@@ -201,7 +201,8 @@ def attention_bwd(
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
-        With a ``key_scale``, that of ``k`` is of the keys as they are multiplied.
+        With a ``key_scale``, ``saved.k`` is ``saved.v``, and the first of their gradients is that of the
+        keys, ``key_scale * v``, the second that of the values alone.
     """
     q, k, v, edges = saved.q, saved.k, saved.v, saved.edges
     index = q.get_device()

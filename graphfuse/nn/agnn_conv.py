@@ -123,17 +123,16 @@ class AGNNConv(MessagePassing):
         x = cast(x, torch.promote_types(x.dtype, beta.dtype))
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result
-        # as F.normalize, but the rows of x serve as keys and as values, and are read once
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        inverse_norm = norm.clamp_min(1e-12).reciprocal()
-        # rows of zeros have the largest factor there is: their query is 0 still
-        most = torch.finfo(x.dtype).max
-        query = x * cast((beta * inverse_norm).clamp(-most, most), x.dtype)
-        loops, value = self.add_self_loops, x.unsqueeze(1)
-        out = ops.sparse_attention(
-            query.unsqueeze(1), value, value, windows, 1.0, self_loops=loops, key_scale=inverse_norm
-        )
+        # the least norm is one that float16 has, so that rows of zeros give 0 and not 0 / 0
+        least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).clamp_min(least)
+        # divided as in F.normalize, whose gradient cancels where rows are one number wide
+        unit = x / cast(norm, x.dtype)
+        query, key, value = (unit * beta).unsqueeze(1), unit.unsqueeze(1), x.unsqueeze(1)
+        # the rows of x serve as keys and as values, and are read once
+        inverse, loops = norm.detach().reciprocal(), self.add_self_loops
+        out = ops.sparse_attention(query, key, value, windows, 1.0, self_loops=loops, key_scale=inverse)
         out = out.view(x.shape)
         # the op keeps its result for backward, where an activation in place would be an error
         return out.clone() if out.requires_grad else out

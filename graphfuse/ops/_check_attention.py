@@ -30,17 +30,18 @@ def check_edges(q: Tensor, num_edges: int, edge_query: Tensor | None, edge_attr:
         )
 
 
-def check_key_scale(key_scale: Tensor, k: Tensor, v: Tensor, edge_attr: Tensor | None) -> None:
-    """Raises unless ``key_scale`` fits the keys, and they are the values."""
+def check_key_scale(key_scale: Tensor, k: Tensor, edge_attr: Tensor | None) -> None:
+    """Raises unless ``key_scale`` fits the keys, is a constant, and edges bring no numbers."""
     _check.matrix("key_scale", key_scale, k.size(0), k.device, k.size(1))
     wanted = torch.float64 if k.dtype == torch.float64 else torch.float32
     if key_scale.dtype != wanted:
         raise ValueError(
             f"`key_scale` must be {wanted} (got {key_scale.dtype}); convert it with .to({wanted})"
         )
-    if v is not k or edge_attr is not None:
-        got = "another tensor" if v is not k else "`edge_attr`"
+    if key_scale.requires_grad:
         raise ValueError(
-            f"`key_scale` wants values that are the keys, `v is k`, and edges without numbers (got {got}); "
-            "multiply `k` instead"
+            "`key_scale` must not require a gradient, which goes to `k` (got one that does); pass "
+            "key_scale.detach()"
         )
+    if edge_attr is not None:
+        raise ValueError("`key_scale` wants edges without numbers (got `edge_attr`); pass `k` alone")

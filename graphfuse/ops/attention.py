@@ -104,9 +104,10 @@ def sparse_attention(
             power of two, is at most 4096.
         self_loops: Whether every node attends to itself, once: edges with source == receiver are left out,
             and each node gets one. Only if ``num_dst == num_src``, and without ``edge_attr``.
-        key_scale: Factors of the keys, ``float32[num_src, heads]`` (float64 if ``q`` is): the keys are
-            ``key_scale[:, :, None] * k``. Only where ``v`` is ``k``, one tensor: then one row is read for
-            each neighbour, not two. Without ``edge_attr``.
+        key_scale: ``float32[num_src, heads]`` (float64 if ``q`` is): a promise that ``k`` is
+            ``key_scale[:, :, None] * v``. Then the kernels read one row, of ``v``, for each neighbour, not
+            two; ``k`` itself is not read, and gets the gradient of the keys. ``key_scale`` gets none, and
+            must not require one. Without ``edge_attr``.
 
     Returns:
         ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32. With ``edge_attr``
@@ -132,7 +133,7 @@ def sparse_attention(
     seed = _check.dropout_seed(dropout, seed, device)
     check_edges(q, windows.num_edges, edge_query, edge_attr)
     if key_scale is not None:
-        check_key_scale(key_scale, k, v, edge_attr)
+        check_key_scale(key_scale, k, edge_attr)
     if self_loops and (num_dst != num_src or edge_attr is not None):
         got = f"{num_dst} receivers and {num_src} sources" if num_dst != num_src else "`edge_attr`"
         raise ValueError(
@@ -211,8 +212,9 @@ def _prepared(how: How, given: Operands) -> tuple[Any, Any, Any]:
     if given.edge_query is not None and given.edge_attr is not None:
         edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
         edge_dim = edges.attr.size(1)
-    q, k, v = map(contiguous_heads, given[:3])
+    q, v = contiguous_heads(given.q), contiguous_heads(given.v)
     key_scale = None if given.key_scale is None else given.key_scale.contiguous()
+    k = contiguous_heads(given.k) if key_scale is None else v  # the kernels scale the rows that they read
     shape = kernels.Shape(*q.shape[1:], how.scale, how.dropout, q.dtype, edge_dim, how.self_loops)
     return (q, k, v, key_scale), edges, shape
 
@@ -229,9 +231,7 @@ def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _definition(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor]:
-    q, k, v, seed, edge_query, edge_attr, key_scale = given
-    if key_scale is not None:
-        k = k * key_scale[:, :, None].to(k.dtype)
+    q, k, v, seed, edge_query, edge_attr, _ = given
     edge_index = to_edge_index(w.forward)
     if edge_attr is not None:
         assert w.edges is not None
@@ -266,8 +266,6 @@ def _backward_of_definition(
 ) -> Gradients:
     # through functorch, which works below autograd too, where a registered op runs
     q, k, v = given[:3]
-    if given.key_scale is not None:  # the gradient is of the keys as they are multiplied
-        k = k * given.key_scale[:, :, None].to(k.dtype)
 
     def run(q: Tensor, k: Tensor, v: Tensor, *of_edges: Tensor) -> tuple[Tensor, Tensor]:
         edge_query, edge_attr = of_edges or (None, None)
@@ -335,11 +333,7 @@ class Attention(torch.autograd.Function):
         else:
             dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
         of_edges = (None if given.edge_query is None else d_query, d_attr if with_edge_attr else None)
-        d_scale = None
-        if given.key_scale is not None:  # dk is of the keys as they were multiplied
-            d_scale = (dk * given.k).sum(2, dtype=given.key_scale.dtype)
-            dk = dk * given.key_scale[:, :, None].to(dk.dtype)
-        return None, None, dq, dk, dv, None, *of_edges, d_scale
+        return None, None, dq, dk, dv, None, *of_edges, None
 
 
 _apply = direct_apply(Attention)

@@ -103,6 +103,32 @@ def test_rows_of_zeros(device: torch.device) -> None:
     assert path_taken(ours) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_of_zeros_in_half_precision(dtype: torch.dtype, device: torch.device) -> None:
+    """Against float32: PyG divides 0 by 0 in float16."""
+    edge_index, _ = GRAPHS["ragged"](device)
+    ours, theirs = pair(device)
+    x = torch.randn(33, 8, device=device).to(dtype)
+    x[::3] = 0
+    wanted = theirs(x.float(), edge_index)
+    found = ours.to(dtype)(x, edge_index)
+    assert path_taken(ours) == []
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_inf_reaches_whom_it_reaches_in_pygs(dtype: torch.dtype, loops: bool, device: torch.device) -> None:
+    edge_index, _ = GRAPHS["ragged"](device)
+    ours, theirs = (layer.to(dtype) for layer in pair(device, add_self_loops=loops))
+    x = torch.linspace(-1, 1, 33 * 8, device=device).view(33, 8).to(dtype)
+    for node in (3, 12, 24, 31):
+        bad = x.clone()
+        bad[node, 0] = torch.inf
+        found, wanted = ours(bad, edge_index), theirs(bad, edge_index)
+        assert torch.equal(found.isfinite().all(1), wanted.isfinite().all(1)), node
+
+
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_pygs_path_is_pygs_to_the_bit(loops: bool, flow: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ def test_other_edges_of_the_same_shape(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @NAMES
 def test_inductors_cuda_graphs_replay_no_old_edges(name: str) -> None:
     """They would keep the record of the edges that they were made with: the ops are left out of them."""

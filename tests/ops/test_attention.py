@@ -265,7 +265,8 @@ def test_scaled_keys_that_are_the_values(
         def op(
             q: Tensor, x: Tensor, key_scale: Tensor, windows: RowWindows = windows, options: Any = options
         ) -> Tensor:
-            return ops.sparse_attention(q, x, x, windows, key_scale=key_scale, **options)
+            k = (x * key_scale[:, :, None]).to(x.dtype)
+            return ops.sparse_attention(q, k, x, windows, key_scale=key_scale.detach(), **options)
 
         def definition(
             q: Tensor, x: Tensor, key_scale: Tensor, edge_index: Tensor = edge_index, options: Any = options
@@ -276,13 +277,45 @@ def test_scaled_keys_that_are_the_values(
         check(op, definition, x)
 
 
-def test_scaled_keys_want_one_tensor(device: torch.device) -> None:
+def test_scaled_keys_are_not_read(walked: str, device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, narrow(walked), 2, 4)
+    scale = torch.full((33, 2), 0.5, device=device)  # exact in half precision
+    q, _, v = given.values()
+    wanted = ops.sparse_attention(q, 0.5 * v, v, windows, key_scale=scale)
+    found = ops.sparse_attention(q, torch.full_like(v, torch.nan), v, windows, key_scale=scale)
+    assert torch.equal(found, wanted)
+    torch.testing.assert_close(wanted, ops.sparse_attention(q, 0.5 * v, v, windows), rtol=1e-2, atol=1e-3)
+
+
+def test_compile_keeps_scaled_keys(device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, torch.float32, 2, 4)
+    scale = torch.linspace(0.5, 1.5, 66, device=device).view(33, 2).requires_grad_()
+    x = {"q": given["q"], "v": given["v"], "scale": scale}
+
+    def loss(q: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        k = scale[:, :, None] * v
+        return ops.sparse_attention(q, k, v, windows, key_scale=scale.detach()).square().sum()
+
+    wanted = torch.autograd.grad(loss(**x), list(x.values()))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(**x), list(x.values()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_scaled_keys_want_constants(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4)
     scale = torch.ones(33, 2, device=device)
-    with pytest.raises(ValueError, match=r"`key_scale` wants values that are the keys.*got another tensor"):
-        ops.sparse_attention(**given, windows=windows, key_scale=scale)
-    q, k, _ = given.values()
+    call = functools.partial(ops.sparse_attention, **given, windows=windows)
     with pytest.raises(ValueError, match=r"`key_scale` must have shape \[33, 2\] \(got \[2, 33\]\)"):
-        ops.sparse_attention(q, k, k, windows, key_scale=scale.t())
+        call(key_scale=scale.t())
     with pytest.raises(ValueError, match=r"`key_scale` must be torch.float32 \(got torch.float16\)"):
-        ops.sparse_attention(q, k, k, windows, key_scale=scale.half())
+        call(key_scale=scale.half())
+    with pytest.raises(ValueError, match="`key_scale` must not require a gradient, which goes to `k`"):
+        call(key_scale=scale.clone().requires_grad_())
+    numbers = {
+        "edge_query": torch.ones(windows.shape[0], 2, 3, device=device),
+        "edge_attr": torch.ones(windows.num_edges, 3, device=device),
+    }
+    with pytest.raises(ValueError, match=r"`key_scale` wants edges without numbers \(got `edge_attr`\)"):
+        call(key_scale=scale, **numbers)

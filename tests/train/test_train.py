@@ -307,6 +307,7 @@ def test_captured_training_learns_as_well(layers: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_compiled_on_a_gpu() -> None:
     run = settings("gat", epochs=4, dropout=0.0)
     plain, compiled = (
