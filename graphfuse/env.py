@@ -28,7 +28,7 @@ OPTIONAL = (
     "torchmetrics",
 )
 VARIABLES = (
-    *("GRAPHFUSE_DATA", "GRAPHFUSE_DISABLE", "GRAPHFUSE_STRICT", "GRAPHFUSE_CHECK"),
+    *("GRAPHFUSE_DATA", "GRAPHFUSE_DISABLE", "GRAPHFUSE_STRICT", "GRAPHFUSE_CHECK", "GRAPHFUSE_COMMIT"),
     *("TRITON_INTERPRET", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"),
 )
 # Every layer, for 8 features: graphfuse's from `graphfuse.nn`, and what it must equal
