@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphfuse.testing import agree, check
+from graphfuse.testing import agree, check, compare
 
 
 def double(x: Tensor) -> Tensor:
@@ -68,3 +68,11 @@ def test_further_draws_are_near_the_given_ones() -> None:
     for near in seen[1:]:
         assert near[0] == 0 and 1 <= near[1] <= 1.0625 and -4.25 <= near[2] <= -4
         assert not torch.equal(near, seen[0])
+
+
+def test_every_draw_has_a_cotangent_of_its_own() -> None:
+    """Else the gradient of a plain sum is the same number in all of them, and luck does not even out."""
+    first, second = (
+        dict((name, exact) for name, *_, exact in compare(double, double, numbers())) for _ in "ab"
+    )
+    assert not torch.equal(first["dx"], second["dx"])
