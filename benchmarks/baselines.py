@@ -104,6 +104,8 @@ class SparseSum:
             edge_weight = torch.ones(1, dtype=dtype, device=edge_index.device).expand(source.numel())
         self.matrix = _csr(target, source, num_nodes, edge_weight)
         self.transposed = _csr(source, target, num_nodes, edge_weight)
+        if _same(self.matrix, self.transposed):  # a symmetric one need not be kept twice
+            self.transposed = self.matrix
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum over each node's in-neighbours."""
@@ -129,3 +131,8 @@ def _csr(row: Tensor, column: Tensor, num_nodes: int, values: Tensor) -> Tensor:
     column = column[order].to(torch.int32)
     size = (num_nodes, num_nodes)
     return torch.sparse_csr_tensor(pointers, column, values[order], size, check_invariants=False)
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    parts = ("crow_indices", "col_indices", "values")
+    return all(torch.equal(getattr(left, part)(), getattr(right, part)()) for part in parts)

@@ -22,6 +22,7 @@ SAYS = {
     "captured_steps": "A training step of two layers of each kind, eager and as a CUDA graph.",
     "cora_step": "A training step of the two-layer GCN, eager and as a CUDA graph.",
     "attention_steps": "A training step of two layers of attention on a graph of Reddit's size.",
+    "gcn_step": "A training step of two layers of GCNConv on a graph of Reddit's size.",
     "transformer_step": "A training step of TransformerConv on a graph of Reddit's size.",
     "blocks": "A mini-batch: cutting it into windows, and a step that begins with that.",
     "host_time": "The host's time for a layer's forward. The others are the same launches, written by hand.",

@@ -20,6 +20,7 @@ from benchmarks import blocks as blocks
 from benchmarks import blocksparse as blocksparse
 from benchmarks import captured_steps as captured_steps
 from benchmarks import cora_step as cora_step
+from benchmarks import gcn_step as gcn_step
 from benchmarks import host_time as host_time
 from benchmarks import reorder as reorder
 from benchmarks import row_windows as row_windows

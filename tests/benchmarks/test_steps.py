@@ -187,3 +187,12 @@ def test_host_times(grad: bool, hosts: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert layer.timer == "wall clock, 1 rounds of 1" and set(seen) == {grad}
     if bench.device().type == "cuda":
         assert layer.extra["gpu_ms"] > 0
+
+
+@pytest.mark.usefixtures("untimed")
+def test_a_gcn_on_a_matrix_made_by_hand_gives_the_same_scores() -> None:
+    case = {"graph": "tiny", "dtype": torch.float32, "mode": "step"}
+    rows = list(bench.REGISTRY["gcn_step"].rows(case, quick=True))
+    assert [row.provider for row in rows] == ["torch.sparse", "pyg", "graphfuse"]
+    assert [(row.status, row.message) for row in rows] == [("ok", None)] * 3
+    assert [row.path for row in rows] == ["-", "-", "fused"]
