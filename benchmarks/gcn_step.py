@@ -112,8 +112,8 @@ def _provider(package: Any, edges_of: Any, i: Inputs) -> Prepared:
 
 
 def _sparse(i: Inputs) -> Prepared:
-    edge_index, weight = i.normalised(i.x.dtype)
-    matrix = SparseSum(edge_index, i.graph.num_nodes, i.x.dtype, weight)
+    edge_index, weight = i.normalised(torch.float32)  # degrees counted in half precision stop at 256
+    matrix = SparseSum(edge_index, i.graph.num_nodes, i.x.dtype, weight.to(i.x.dtype))
     del edge_index, weight
     return training_step(i.net(SparseConv), i.x, matrix, i.label)
 
