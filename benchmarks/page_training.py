@@ -106,17 +106,20 @@ def _trainings(path: Path) -> Iterator[Training]:
     for summary in lines:
         if summary.get("record", "summary") != "summary":
             continue
-        scores: dict[str, list[float]] = {}
+        by_seed: dict[tuple[str, int], float] = {}
         for line in lines:
-            if line.get("record") == "run" and _identity(line) == _identity(summary) and "error" not in line:
-                scores.setdefault(line["layers"], []).append(line["test_accuracy"])
+            trained = line.get("record") == "run" and "error" not in line
+            if trained and _identity(line, summary) == _identity(summary, summary):
+                by_seed.setdefault((line["layers"], line["seed"]), line["test_accuracy"])
+        scores = {kind: [score for (of, _), score in by_seed.items() if of == kind] for kind, _ in by_seed}
         yield Training(name, _overrides(name, summary["config"]), summary, scores)
 
 
-def _identity(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the lines of one call share."""
+def _identity(line: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the runs that are summarised share; those of earlier calls, where it went on with them, less."""
     settings = {**line["config"], "layers": None, "seed": None} if "record" in line else None
-    return line["date"], line["commit"], settings
+    call = (line["device"],) if summary.get("kept") else (line["date"], line["commit"])
+    return (*call, settings)
 
 
 def _overrides(name: str, settings: Any) -> tuple[str, ...]:

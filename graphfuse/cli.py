@@ -312,6 +312,9 @@ def _add_train(commands: Any) -> None:
     parser.add_argument(
         "--results", metavar="FILE", help="add JSON lines; else, with --compare, to runs/CONFIG.jsonl"
     )
+    parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="train only what that file has no run of"
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw learning curves and memory, .png or .svg")
     parser.add_argument("--tensorboard", metavar="FOLDER", help="write losses and scores for TensorBoard")
     parser.add_argument("--wandb", action="store_true", help="print each evaluation and send it to W&B")

@@ -95,11 +95,12 @@ def _merge(w: Walk, shape: Shape) -> Launch | None:
     return Launch(_additive_merge_kernel, programs, 4, (w.merges,), (*rest, accumulator(shape.dtype)))
 
 
-def row_config(shape: Shape, backward: bool) -> launch.Config:
+def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
     """How the row kernels are launched."""
     size = shape.dtype.itemsize
     if shape.v2:
-        return launch.gatv2_row(shape.heads, shape.dim, size)
+        long = w.height == 1 and w.num_entries >= 256 * w.num_rows
+        return launch.gatv2_row(shape.heads, shape.dim, size, backward, long)
     return launch.gat_row(shape.heads, shape.dim, size, backward)
 
 
@@ -117,7 +118,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
-        config = row_config(shape, backward=False)
+        config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)

@@ -88,7 +88,7 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     d_a_dst = grad.new_empty(0 if tilt is None else saved.softmax.shape[:2])
     key = ("additive_delta", shape, grad.stride(0), tilt is None)
     if key not in w.plans:
-        config = row_config(shape, backward=True)
+        config = row_config(w, shape, backward=True)
         rest: tuple[Any, ...] = (
             grad.size(0),
             grad.stride(0),
@@ -206,7 +206,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
-        config = row_config(shape, backward=True)
+        config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
@@ -258,7 +258,7 @@ def _gatv2_bwd_plan(
     w, copies, edge_perm = structure
     heads, dim, slope, dropout, loops, _, dtype = shape
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
-    config = row_config(shape, backward=True)
+    config = row_config(w, shape, backward=True)
     graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
     rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops)

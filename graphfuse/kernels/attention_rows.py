@@ -30,9 +30,9 @@ from graphfuse.kernels.tiles import row_task
 #             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm. With
 #             key_scale ACC [num_cols, HEADS] k serves as v, and multiplied with it as keys
 #   writes    as the window kernel, and edge_sum [num_rows, HEADS, EDGE_DIM]; of a slice both sums to its slot
-#   on chip   top, total ACC [BLOCK_HEADS]; acc ACC [BLOCK_HEADS, BLOCK_DIM], edge_acc ACC [BLOCK_HEADS,
-#             BLOCK_EDGE]
-#   order     edges left to right within a row or slice, no atomics: bitwise reproducible
+#   on chip   top, total ACC [EDGES, BLOCK_HEADS]; acc ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], edge_acc likewise:
+#             each place of a step keeps a softmax of its own, so that no edge waits for another
+#   order     edges of a place left to right, then places, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
 def attention_row_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr,
@@ -62,24 +62,12 @@ def attention_row_kernel(
     if edge_attr_ptr is not None:
         own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
-    top = tl.full((BLOCK_HEADS,), float("-inf"), dtype=ACC)
-    total = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    acc = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    edge_acc = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    if LOOPS:  # the loop is the first edge of the first slice
-        with_loop = begin == tl.load(ptr_ptr + row)
-        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_score = tl.sum(q * own_k, 1)
-        if key_scale_ptr is not None:
-            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
-        top = tl.where(with_loop, own_score * SCALE, top)
-        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            acc *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS, 1)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -104,21 +92,44 @@ def attention_row_kernel(
             edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
             s += tl.sum(edge_query[None, :, :] * edge_attr, 2)
         s = tl.where(live[:, None], s * SCALE, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 0))
+        higher = tl.maximum(top, s)
         shift = shift_of(higher)
-        p = exp(s - shift[None, :], PRECISE)
+        p = exp(s - shift, PRECISE)
         rescale = exp(top - shift, PRECISE)
-        total = total * rescale + tl.sum(p, 0)
+        total = total * rescale + p
         if DROPOUT > 0:
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
                 copy = tl.load(copy_ptr + offs, mask=live, other=0)
             other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
             p *= kept(own_key, other_key, DROPOUT, 1.0)
-        acc = acc * rescale[:, None] + tl.sum(p[:, :, None] * v, 0)
+        acc = acc * rescale[:, :, None] + p[:, :, None] * v
         if edge_attr_ptr is not None:
-            edge_acc = edge_acc * rescale[:, None] + tl.sum(p[:, :, None] * edge_attr, 0)
+            edge_acc = edge_acc * rescale[:, :, None] + p[:, :, None] * edge_attr
         top = higher
+    highest = tl.max(top, 0)
+    if LOOPS:  # the loop is an edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + row)
+        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_score = tl.sum(q * own_k, 1)
+        if key_scale_ptr is not None:
+            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
+        own_score *= SCALE
+        highest = tl.where(with_loop, tl.maximum(highest, own_score), highest)
+    shift = shift_of(highest)
+    rescale = exp(top - shift[None, :], PRECISE)
+    total, acc = tl.sum(total * rescale, 0), tl.sum(acc * rescale[:, :, None], 0)
+    edge_acc = tl.sum(edge_acc * rescale[:, :, None], 0)
+    top = highest
+    if LOOPS:
+        p = exp(own_score - shift, PRECISE) + own_score * 0  # NaN if the score is no number
+        p = tl.where(with_loop, p, 0.0)
+        total += p
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+        acc += p[:, None] * own_v
     if partial_ptr is not None:
         if slot >= 0:
             offs_slot = tl.cast(slot, tl.int64) * HEADS
@@ -197,7 +208,8 @@ def loop_gradients(
 #             float32, if the rows are receivers, out: g v - delta is then g (v - out), which loses no bits
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], else d_edge_query
 #             [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their slot
-#   order     edges left to right within a row or slice, no atomics: bitwise reproducible
+#   on chip   first, second ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], d_edge_query: a sum for each place of a step
+#   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
 def attention_bwd_row_kernel(
     first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr,
@@ -234,9 +246,9 @@ def attention_bwd_row_kernel(
             offs_own = (offs_row * HEADS * EDGE_DIM + offs_query)[None, :, :]
             edge_query = tl.load(edge_query_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
             edge_value = tl.load(edge_value_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
-    first = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    second = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    d_edge_query = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    first = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    second = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    d_edge_query = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     own_out = None
     if own_out_ptr is not None:
         own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
@@ -247,16 +259,6 @@ def attention_bwd_row_kernel(
         own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=own_mask, other=0.0)[:, None]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    if LOOPS:
-        with_loop = begin == tl.load(ptr_ptr + row)
-        first, second = loop_gradients(
-            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
-            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
-            SCALE, DROPOUT, PRECISE, ACC,
-        )  # fmt: skip
-        if key_scale_ptr is not None and not TRANSPOSED:
-            first *= own_scale
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -315,15 +317,27 @@ def attention_bwd_row_kernel(
             ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
         if key_scale_ptr is not None and not TRANSPOSED:
             ds *= scale
-        first += tl.sum(ds[:, :, None] * other, 0)
+        first += ds[:, :, None] * other
         if TRANSPOSED:
-            second += tl.sum(dropped[:, :, None] * other_value, 0)
+            second += dropped[:, :, None] * other_value
         elif edge_attr_ptr is not None:
-            d_edge_query += tl.sum(ds[:, :, None] * edge_attr, 0)
+            d_edge_query += ds[:, :, None] * edge_attr
             if d_edge_attr_ptr is not None:
                 d_edge = tl.sum((ds * SCALE)[:, :, None] * edge_query + dropped[:, :, None] * edge_value, 1)
                 at = d_edge_attr_ptr + edge * EDGE_DIM + offs_edge[None, :]
                 tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
+    first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
+    if LOOPS:
+        with_loop = begin == tl.load(ptr_ptr + row)
+        loop_first, loop_second = loop_gradients(
+            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
+            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
+            SCALE, DROPOUT, PRECISE, ACC,
+        )  # fmt: skip
+        if key_scale_ptr is not None and not TRANSPOSED:
+            loop_first *= own_scale
+        first, second = first + loop_first, second + loop_second
     first *= SCALE
     d_edge_query *= SCALE
     whole = True

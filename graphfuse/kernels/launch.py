@@ -258,7 +258,8 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
 
     ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
     heads in one program. In half precision a step of one warp is one load of 16 bytes a thread. float32
-    joins more edges in a step: so it passed the accuracy tests on real graphs, and narrower steps did not.
+    takes more edges a step, each with a sum of its own: so it passed the accuracy tests on real graphs, and
+    narrower steps did not. Its loads go straight to registers, which is what keeps them few.
     """
     block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
     block_heads = _power_of_two(heads)
@@ -266,8 +267,8 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
-        warps = 1 if width <= 64 else 4 if width <= 256 else 8
-        return Config(block_dim, min(32, max(4, 1024 // width)), 2, warps, block_edge, rows=block_heads)
+        warps = 2 if width <= 64 else 4 if width <= 256 else 8
+        return Config(block_dim, min(32, max(4, 1024 // width)), 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
@@ -319,10 +320,14 @@ def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
 
 
 @functools.cache
-def gatv2_row(heads: int, dim: int, size: int) -> Config:
-    """Row kernels of GATv2's attention."""
+def gatv2_row(heads: int, dim: int, size: int, backward: bool, long: bool) -> Config:
+    """Row kernels of GATv2's attention; ``long`` rows, of 256 edges and more, keep four warps busy."""
     config = attention_row(heads, dim, size)
-    return config if size == 2 else config._replace(step=max(1, config.step // 2))  # of registers
+    if size > 2:
+        return config._replace(step=max(1, config.step // 2), stages=2)  # of registers
+    if long and config.warps == 1:
+        return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
+    return config
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

@@ -26,6 +26,7 @@ class Options:
         checkpoint_every: Epochs from one saving to the next; 0 saves at the end.
         resume: File that the run goes on from.
         results: File that JSON lines are added to; with ``compare`` one in ``runs`` by default.
+        go_on: Whether runs that ``results`` has already are not trained again.
         plot: File of learning curves and memory.
         tensorboard: Folder that TensorBoard reads.
         wandb: Whether to print each evaluation and send it to Weights & Biases.
@@ -42,6 +43,7 @@ class Options:
     checkpoint_every: int = 0
     resume: str | None = None
     results: str | None = None
+    go_on: bool = False
     plot: str | None = None
     tensorboard: str | None = None
     wandb: bool = False
@@ -54,6 +56,10 @@ class Options:
             raise ValueError(f"--checkpoint-every N needs --checkpoint FILE and N > 0 (got {every})")
         if (self.checkpoint or self.resume) and (self.seeds > 1 or self.compare):
             raise ValueError("--checkpoint and --resume are for one run: leave out --seeds and --compare")
+        if self.go_on and not (self.results or self.compare):
+            raise ValueError("--continue needs the lines of earlier runs: give --results FILE too")
+        if self.go_on and self.plot is not None:
+            raise ValueError("--plot draws curves, which the lines that --continue reads lack: leave one out")
         if self.plot is not None:  # before a long run, not after it
             plot.check_suffix(self.plot)
             curves.require_matplotlib()
@@ -71,7 +77,7 @@ def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
         found, runs = report.run(
             config, options.seeds, options.compare, options.data_root, progress=not options.wandb,
             results=None if results is None else Path(results), log=log,
-            checkpoints=Checkpoints(saved, options.checkpoint_every, resumed),
+            checkpoints=Checkpoints(saved, options.checkpoint_every, resumed), go_on=options.go_on,
         )  # fmt: skip
     lines = [report.table(found)]
     if results is not None:

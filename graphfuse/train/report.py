@@ -35,6 +35,7 @@ def run(
     results: Path | None = None,
     checkpoints: Checkpoints | None = None,
     log: Log | None = None,
+    go_on: bool = False,
 ) -> tuple[dict[str, Any], dict[str, list[Result]]]:
     """Trains ``seeds`` times, with both kinds of layers in turn if ``compare``, and summarises.
 
@@ -49,6 +50,7 @@ def run(
         results: JSON lines are added here: one for each run when it ends, and the summary.
         checkpoints: Of the only run.
         log: See :func:`graphfuse.train.loop.train`.
+        go_on: Whether runs that ``results`` has, of the same settings, device and versions, count as trained.
 
     Returns:
         A JSON object: the fields of :class:`graphfuse.train.loop.Result` over the seeds, with ``pyg``,
@@ -65,11 +67,18 @@ def run(
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+    kept = _kept(results, facts) if go_on and results is not None else []
+    commits: list[str | None] = []
     for k in range(seeds):
         for kind in kinds:
             if any(isinstance(outcome, str) for outcome in found[kind]):
                 continue
             each = dataclasses.replace(config, layers=kind, seed=config.seed + k)  # type: ignore[arg-type]
+            line = next((line for line in kept if line["config"] == dataclasses.asdict(each)), None)
+            if line is not None:
+                found[kind].append(_outcome(line))
+                commits.append(line["commit"])
+                continue
             # nothing of the other kind, row windows above all, may count as this one's memory
             graphfuse.clear_cache()
             outcome = _attempt(each, dataset, progress, checkpoints, log)
@@ -86,6 +95,8 @@ def run(
         **summary[kinds[0]],
         **facts,
     }
+    if commits:
+        report |= {"kept": len(commits), "commits": sorted({str(one) for one in (*commits, facts["commit"])})}
     if compare:
         report |= _comparison(summary, found, device.type == "cuda")
     _add_line(results, report)
@@ -118,6 +129,25 @@ def table(report: dict[str, Any]) -> str:
     if "test" in report:
         lines.append(f"same accuracy? {report['test']}")
     return "\n".join([*lines, *(f"not fused: {reason}" for reason in report.get("reasons", ()))])
+
+
+def _kept(results: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of runs on this device and with these versions; a line that was cut off is none."""
+    found = []
+    for text in results.read_text().splitlines() if results.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            line = json.loads(text)
+            if line["record"] == "run" and all(line[key] == facts[key] for key in ("device", "versions")):
+                found.append(line)
+    return found
+
+
+def _outcome(line: dict[str, Any]) -> Outcome:
+    """What left this line, but for the curve, which no line has."""
+    if "error" in line:
+        return str(line["error"])
+    names = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
+    return Result(**{name: line[name] for name in names}, curve=[])
 
 
 def _attempt(
@@ -212,8 +242,12 @@ def _add_line(path: Path | None, record: dict[str, Any]) -> None:
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        file.write(json.dumps(record) + "\n")
+    with open(path, "a+b") as file:
+        if file.tell() > 0:  # a process that was killed may have left half a line
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(record).encode() + b"\n")
 
 
 def _commit() -> str | None:

@@ -290,13 +290,17 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
-    rows = launch.gatv2_row(heads, dim, size)
+    forward, long = (launch.gatv2_row(heads, dim, size, False, long) for long in (False, True))
+    rows = launch.gatv2_row(heads, dim, size, True, False)
+    long_rows = launch.gatv2_row(heads, dim, size, True, True)
     kernels = [
         (additive_rows.additive_row_kernel, launch.gat_row(heads, dim, size, False), False, {}),
-        (additive_rows.additive_row_kernel, rows, True, {"tilt_ptr": None}),
+        (additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None}),
+        (additive_rows.additive_row_kernel, long, True, {"tilt_ptr": None}),
         (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
         (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": False}),
         (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": True, "own_out_ptr": None}),
+        (gatv2_rows.gatv2_bwd_row_kernel, long_rows, True, {"TRANSPOSED": True, "own_out_ptr": None}),
     ]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         windows = [

@@ -51,6 +51,27 @@ def test_both_train_and_leave_lines(tmp_path: Path) -> None:
         assert key in summary
 
 
+def test_what_a_file_of_results_has_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.jsonl"
+    whole, _ = report.run(settings(), 3, True, None, False, results=path)
+    lines = path.read_text().splitlines()
+    other = json.loads(lines[4]) | {"device": "another"}
+    path.write_text("\n".join([*lines[:4], json.dumps(other), lines[5][:40]]))
+    trained = []
+    train = loop.train
+    monkeypatch.setattr(loop, "train", lambda *given: trained.append(given[0]) or train(*given))
+    monkeypatch.setenv("GRAPHFUSE_COMMIT", "later")
+    again, _ = report.run(settings(), 3, True, None, False, results=path, go_on=True)
+    assert [(config.layers, config.seed) for config in trained] == [("graphfuse", 2), ("pyg", 2)]
+    assert again["seeds"] == [0, 1, 2] and again["test_accuracy"] == whole["test_accuracy"]
+    assert again["pyg"]["test_accuracy"] == whole["pyg"]["test_accuracy"]
+    assert (again["kept"], again["commits"]) == (4, sorted([str(whole["commit"]), "later"]))
+    report.run(settings(lr=0.5), 1, False, None, False, results=path, go_on=True)
+    assert trained[2:] == [settings(lr=0.5)]  # of other settings the file has none
+
+
 def test_the_summary_is_of_the_runs() -> None:
     found, runs = compare(lr=0.1, epochs=4, target=20.0)
     ours, theirs = ([run.test_accuracy for run in runs[kind]] for kind in ("graphfuse", "pyg"))
@@ -164,6 +185,8 @@ def test_the_command(
     ("options", "message"),
     [
         (["--seeds", "0"], "--seeds must be at least 1 (got 0)"),
+        (["--continue"], "--continue needs the lines of earlier runs: give --results FILE too"),
+        (["--continue", "--results", "a", "--plot", "a.png"], "which the lines that --continue reads lack"),
         (["--checkpoint-every", "2"], "--checkpoint-every N needs --checkpoint FILE and N > 0 (got 2)"),
         (["--checkpoint", "a", "--checkpoint-every", "-1"], "needs --checkpoint FILE and N > 0 (got -1)"),
         (["--checkpoint", "a", "--compare"], "are for one run: leave out --seeds and --compare"),
