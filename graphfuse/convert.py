@@ -14,6 +14,7 @@ from graphfuse.kernels.device import kernel_problem
 from graphfuse.nn._additive import edge_attr_reasons
 from graphfuse.nn._attention import edge_reasons, head_reasons, is_plain
 from graphfuse.nn._dispatch import common_reasons
+from graphfuse.nn.graph_transformer_layer import width_reasons
 
 Filter = Callable[[torch.nn.Module, str], bool]
 
@@ -205,13 +206,17 @@ def _known_reasons(layer: Any) -> list[str]:
         reasons.append("the layer has cached a SparseTensor")
     if base in (nn.GATConv, nn.GATv2Conv, nn.TransformerConv):
         reasons += head_reasons(layer)
+    if base is nn.GraphTransformerLayer:
+        reasons += width_reasons(layer)
+    if base not in (nn.GCNConv, nn.AGNNConv):
         lin = layer.lin_edge
         if lin is not None and not any(map(torch.nn.parameter.is_lazy, lin.parameters())):
             like = torch.empty(0, 1, dtype=like.dtype, device=like.device)
             no_attr = like.new_empty(0, lin.weight.size(1) if is_plain(lin) else 1)
             no_edges = no_edges.to(like.device)
-            if base is nn.TransformerConv:
-                reasons += edge_reasons(lin, no_attr, like, no_edges, layer.heads, layer.out_channels)
+            if base in (nn.TransformerConv, nn.GraphTransformerLayer):
+                width = layer.out_channels if base is nn.TransformerConv else layer.head_dim
+                reasons += edge_reasons(lin, no_attr, like, no_edges, layer.heads, width)
             else:
                 reasons += edge_attr_reasons(layer, no_attr, like, no_edges)
     return reasons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,13 +104,10 @@ def test_tensors_that_an_op_refuses(op: str, no_launch: None) -> None:
         for kind, change in KINDS.items():
             if name == "out" and kind == "another device":
                 continue  # the first argument says where the others have to be
-            if (op, name) == ("spmm_gemm", "weight") and kind in ("a list", "an array", "a word"):
-                continue
             refused(op, good | {name: change(good[name])}, name)
         for kind, change in ROWS.items():
             sets_the_size = name in ("out", "weight") and (op == "gated_skip" or kind != "a number")
-            if (op, name, kind) != ("spmm_gemm", "weight", "a number"):
-                refused(op, good | {name: change(good[name])}, None if sets_the_size else name)
+            refused(op, good | {name: change(good[name])}, None if sets_the_size else name)
         if op not in ("spmm", "spmm_gemm") or name == "weight":  # whose weights are of any float dtype
             refused(op, good | {name: good[name].double()}, None)
         if SHAPES[op][name][-1] != SHAPES[op][name][0]:
@@ -140,6 +138,34 @@ def test_rates_and_seeds(op: str, no_launch: None) -> None:
     seed = torch.tensor([1])
     for bad in (1, [1], seed[0], seed.int(), seed.to("meta"), torch.tensor([1, 2]), seed.to_sparse()):
         assert "must be int64[1] on cpu" in refused(op, good | {"dropout": 0.5, "seed": bad}, "seed")
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_operands_that_are_missing(op: str, no_launch: None) -> None:
+    good, parameters = draw(op), inspect.signature(getattr(ops, op)).parameters
+    needed = [name for name in SHAPES[op] if parameters[name].default is inspect.Parameter.empty]
+    assert needed
+    for name in needed:
+        with pytest.raises(TypeError, match=rf"`{name}` must be a tensor \(got None\)"):
+            getattr(ops, op)(**good | {name: None})
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmm_gemm"])
+def test_dtypes_of_a_result(op: str, no_launch: None) -> None:
+    for dtype in (torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        message = rf"`out_dtype` must be float16, .* \(got {dtype}\); convert the result instead"
+        with pytest.raises(ValueError, match=message):
+            getattr(ops, op)(**draw(op), out_dtype=dtype)
+    for other in ("float32", float, 0, False, [torch.float32]):
+        with pytest.raises(TypeError, match=r"`out_dtype` must be a torch\.dtype or None \(got"):
+            getattr(ops, op)(**draw(op), out_dtype=other)
+
+
+def test_weights_of_a_dense_layer_that_do_not_fit(no_launch: None) -> None:
+    good, weight = draw("spmm_gemm"), torch.randn(2, 5)
+    for bad in (weight.t(), weight[0], weight[0, 0], weight[None]):
+        with pytest.raises(ValueError, match=r"`weight` must have shape \[out_dim, 5\] \(got \["):
+            ops.spmm_gemm(**good | {"weight": bad})
 
 
 @pytest.mark.parametrize("op", ["spmm", "spmm_gemm"])
@@ -225,6 +251,8 @@ def calls(name: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for kind, value in {"short": weight[1:], "long": weight.repeat(2), "none": weight[:0]}.items():
             yield f"edge_weight: {kind}", (x, edges, value)
         yield "edge_weight: elsewhere", (x, edges, weight.to("meta"))
+        for kind in ("integers", "booleans", "8 bits"):
+            yield f"edge_weight: {kind}", (x, edges, KINDS[kind](weight))
     if name in ("GATConv", "GATv2Conv", "TransformerConv"):
         yield "x: three", ((x, x, x), edges)
         yield "x: elsewhere", ((x, x.to("meta")), edges)
@@ -255,6 +283,39 @@ def test_a_layer_raises_where_pygs_does(name: str, no_launch: None, monkeypatch:
         )
         on_two_devices = "meta" in str(found) and "meta" in str(wanted)  # which of the two is named is chance
         assert as_pyg or one_of_ours or on_two_devices, f"{what}: {found!r}, not {wanted!r}"
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_edge_weights_that_are_no_floats(cached: bool, no_launch: None) -> None:
+    x, ones = torch.randn(7, 4), torch.ones(EDGES.size(1))
+    layer = graphfuse.nn.GCNConv(4, 4, cached=cached)
+    for dtype in (torch.int64, torch.bool, torch.float8_e4m3fn):
+        message = (
+            rf"`edge_weight` must be a float tensor \(got {dtype}\); convert it with \.to\(torch\.float32"
+        )
+        with pytest.raises(ValueError, match=message):
+            layer(x, EDGES, ones.to(dtype))
+    for one in (layer, graphfuse.nn.GCNConv(4, 4, normalize=False)):
+        with pytest.raises(ValueError, match=r"`edge_weight` .* \(got torch\.complex64\); pass its absolute"):
+            one(x, EDGES, ones.to(torch.complex64))
+    assert layer._cached_edge_index is None
+
+
+def test_edge_weights_that_count_as_given(no_launch: None) -> None:
+    # nothing but the kernel reads them, which would go beyond their end
+    layer, weight = graphfuse.nn.GCNConv(4, 4, normalize=False), torch.ones(EDGES.size(1))
+    for bad in (weight[1:], weight.repeat(2), weight.int()[:3]):
+        with pytest.raises(ValueError, match=rf"`edge_weight` must have shape \[11\] \(got \[{len(bad)}\]\)"):
+            layer(torch.randn(7, 4), EDGES, bad)
+    with pytest.raises(ValueError, match="`edge_weight` must be on cpu"):
+        layer(torch.randn(7, 4), EDGES, weight.to("meta"))
+
+
+def test_integers_weigh_edges_as_given() -> None:
+    ours, theirs = pair("GCNConv", normalize=False)
+    x = torch.randn(7, 4)
+    for weight in (torch.arange(11), torch.arange(11) % 2 == 0):
+        torch.testing.assert_close(ours(x, EDGES, weight), theirs(x, EDGES, weight), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

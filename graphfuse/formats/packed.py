@@ -2,7 +2,8 @@
 
 One tensor, because every tensor argument of a ``torch.library`` op costs host time on every call, and
 because one buffer is one copy to another device. A header, because an op may be handed a tensor it has
-never seen (saved-tensor hooks, a deserialised program) and must still find its way in it.
+never seen (saved-tensor hooks, a deserialised program) and must still find its way in it. What such a
+header says is compared with the tensor before anyone believes it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Packed(NamedTuple):
     sections: tuple[Tensor, ...]
 
 
+class _Trusted(tuple[int, ...]):
+    """A header that was made here, or found to fit its tensor: copies of the tensor need no other look."""
+
+
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _LOCK = threading.Lock()
 
@@ -59,7 +64,7 @@ def pack(kind: int, scalars: Scalars, sections: Sequence[Tensor]) -> Tensor:
     for section in {id(section): section for section in sections}.values():
         pieces += [section.reshape(-1), zeros[: -section.numel() % _ALIGN]]
     packed = torch.cat(pieces)
-    adopt(packed, header)
+    _remember(packed, header)
     return packed
 
 
@@ -78,13 +83,13 @@ def blank(
     header, length = _lay_out(kind, scalars, lengths, shared or range(len(lengths)))
     packed = torch.zeros(length, dtype=torch.int32, device=device)
     packed[:_HEADER].copy_(_to_device(header, device))
-    adopt(packed, header)
+    _remember(packed, header)
     return packed
 
 
 def _lay_out(
     kind: int, scalars: Scalars, lengths: Sequence[int], stored_as: Sequence[int]
-) -> tuple[tuple[int, ...], int]:
+) -> tuple[_Trusted, int]:
     # the header, and the length of all
     header = [SCHEMA, kind, *scalars, *[0] * (_SCALARS - 2 - len(scalars))]
     end, starts = _HEADER, list[int]()
@@ -92,7 +97,7 @@ def _lay_out(
         starts.append(end if first == section else starts[first])
         end += -(-length // _ALIGN) * _ALIGN if first == section else 0
         header += [starts[section] // _ALIGN, length]
-    return (*header, *[0] * (_HEADER - len(header))), end
+    return _Trusted((*header, *[0] * (_HEADER - len(header)))), end
 
 
 def _to_device(header: tuple[int, ...], device: torch.device) -> Tensor:
@@ -101,11 +106,39 @@ def _to_device(header: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
-    """Remembers the header of ``packed`` on the host, so that no op has to read it from the device."""
+    """Remembers the header of ``packed`` on the host, so that no op has to read it from the device.
+
+    Raises:
+        ValueError: it is of another schema, or names a section that is not within ``packed``.
+    """
+    if not isinstance(header, _Trusted):
+        _check_places(packed, header)
+    return _remember(packed, header)
+
+
+def _check_places(packed: Tensor, header: tuple[int, ...]) -> None:
+    # a section beyond the end would be read from foreign memory
+    plain = packed.dtype == torch.int32 and packed.dim() == 1 and packed.is_contiguous()
+    if not plain or packed.numel() < _HEADER:
+        found = f"{packed.dtype} {list(packed.shape)}"
+        raise ValueError(
+            f"a packed graph must be int32[{_HEADER} or more] (got {found}); build the windows again"
+        )
     if header[0] != SCHEMA:
         raise ValueError(
             f"the packed graph has schema {header[0]}, this graphfuse reads {SCHEMA}; build the windows again"
         )
+    for i in range(_SCALARS, _HEADER - 1, 2):
+        start, length = header[i] * _ALIGN, header[i + 1]
+        if (start or length) and not (start >= _HEADER and 0 <= length <= packed.numel() - start):
+            section, last = (i - _SCALARS) // 2, packed.numel()
+            raise ValueError(
+                f"section {section} of the packed graph must lie in [{_HEADER}, {last}] (got {length} "
+                f"numbers from {start}); build the windows again"
+            )
+
+
+def _remember(packed: Tensor, header: tuple[int, ...]) -> Packed:
     entries = header[_SCALARS:]
     pairs = [(entries[i], entries[i + 1]) for i in range(0, len(entries) - 1, 2)]
     whole = _alias(packed)
@@ -115,6 +148,35 @@ def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
     with _LOCK:
         _KNOWN[packed] = (header, known)
     return known
+
+
+def _check_sizes(packed: Tensor, header: _Trusted, known: Packed) -> None:
+    # on the host alone: the numbers in the sections are for RowWindows.validate() to look at
+    from graphfuse.formats import validate  # which reads this module
+
+    kind, scalars, sections = known
+    names = {number: name for name, (number, _) in validate.PARTS.items()}
+    validate._require(kind in names, f"the header must name a kind of {names} (got {kind})")
+    name, sizes = names[kind], list(scalars[:3])
+    validate._require(min(sizes) >= 0, f"{name}: the header must hold sizes of 0 or more (got {sizes})")
+    square = scalars.symmetric == 0 or (scalars.symmetric == 1 and sizes[0] == sizes[1])
+    validate._require(square, f"{name}: `symmetric` must be 0, or 1 for a square matrix (got {scalars[:4]})")
+    view = _alias(packed)  # what is known of `packed` itself stays as it is, should this fail
+    _remember(view, header)
+    validate._check_lengths(name, view)
+    if kind not in (WINDOWS, ROWS):
+        return
+    half = len(sections) // 2
+    for first, num_slots in ((0, scalars.slots_dst), (half, scalars.slots_src)):
+        ptr, tasks, merges, column = (part.numel() for part in sections[first : first + 4])
+        # a task is a window that is not cut, or fills a slot; rows that are not cut are no tasks
+        wanted = tasks // 4 - (ptr - 1 - merges // 4 if kind == WINDOWS else 0)
+        where = f"{'transposed ' if first else ''}{name}"
+        validate._require(num_slots == wanted, f"{where}: there must be {wanted} slots (got {num_slots})")
+        if kind == WINDOWS:
+            fits = column <= scalars.num_edges <= 16 * column
+            found = f"{scalars.num_edges} edges in {column} entries"
+            validate._require(fits, f"{where}: an entry must hold 1 to 16 edges (got {found})")
 
 
 def header_of(packed: Tensor) -> tuple[int, ...]:
@@ -135,7 +197,11 @@ def header_of(packed: Tensor) -> tuple[int, ...]:
 
 
 def unpack(packed: Tensor) -> Packed:
-    """Views of the sections of ``packed``."""
+    """Views of the sections of ``packed``.
+
+    Raises:
+        ValueError: the header comes from elsewhere and does not fit the sections.
+    """
     with _LOCK:
         entry = _KNOWN.get(packed)
     if entry is None:
@@ -143,6 +209,11 @@ def unpack(packed: Tensor) -> Packed:
         with _LOCK:
             entry = _KNOWN[packed]
     known: Packed = entry[1]
+    if not isinstance(entry[0], _Trusted):
+        header = _Trusted(entry[0])
+        _check_sizes(packed, header, known)
+        with _LOCK:
+            _KNOWN[packed] = (header, known)
     return known
 
 

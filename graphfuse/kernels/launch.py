@@ -325,7 +325,7 @@ def gatv2_row(heads: int, dim: int, size: int, backward: bool, long: bool) -> Co
     config = attention_row(heads, dim, size)
     if size > 2:
         return config._replace(step=max(1, config.step // 2), stages=2)  # of registers
-    if long and config.warps == 1:
+    if long and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
     return config
 

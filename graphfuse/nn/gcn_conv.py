@@ -190,6 +190,8 @@ class GCNConv(MessagePassing):
                 windows = self._windows(edges, x.size(0))
         else:
             windows = self._windows(edge_index, x.size(0))
+            if edge_weight is not None:
+                _check_weights(edge_weight, windows, x, self.normalize)
             if self.normalize:
                 if self.cached and not torch.compiler.is_compiling():
                     self._cache(windows, x, edge_index, edge_weight)
@@ -240,6 +242,16 @@ class GCNConv(MessagePassing):
         options = (self.improved, self.add_self_loops, self.flow, x.dtype)
         self._cached_edge_index = gcn_norm(edges.long(), edge_weight, x.size(0), *options)
         self._cached_windows = None if edge_weight is not None else (self._cached_edge_index[0], windows)
+
+
+def _check_weights(edge_weight: Tensor, windows: RowWindows, x: Tensor, normalize: bool) -> None:
+    # integers may weigh edges as they are, as in PyG; a degree to the power of -1/2 is none
+    dtype = edge_weight.dtype
+    as_given = not (normalize or dtype.is_floating_point or dtype.is_complex)
+    if dtype not in _check.FLOATS and not as_given:
+        remedy = "pass its absolute value" if dtype.is_complex else f"convert it with .to({x.dtype})"
+        raise ValueError(f"`edge_weight` must be a float tensor (got {dtype}); {remedy}")
+    _check.vector("edge_weight", edge_weight, windows.num_edges, windows.device, any_dtype=True)
 
 
 def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor | None]:

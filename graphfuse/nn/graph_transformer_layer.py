@@ -156,11 +156,7 @@ class GraphTransformerLayer(MessagePassing):
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
         reasons = list(_dispatch.common_reasons(self, GraphTransformerLayer, x, edge_index))
         reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
-        if self.head_dim > MAX_HEAD_DIM:
-            reasons.append(
-                f"channels / heads is {self.head_dim}; the kernels take heads of at most {MAX_HEAD_DIM}"
-            )
-        return reasons
+        return reasons + width_reasons(self)
 
     def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:
         return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.head_dim)
@@ -190,3 +186,10 @@ class GraphTransformerLayer(MessagePassing):
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.channels}, heads={self.heads}, norm={self.norm!r})"
+
+
+def width_reasons(layer: GraphTransformerLayer) -> list[str]:
+    """Why the heads of ``layer`` do not fuse, a sentence; empty if they do."""
+    if layer.head_dim <= MAX_HEAD_DIM:
+        return []
+    return [f"channels / heads is {layer.head_dim}; the kernels take heads of at most {MAX_HEAD_DIM}"]

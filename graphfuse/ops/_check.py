@@ -11,7 +11,7 @@ from torch import Tensor
 from graphfuse.formats import RowWindows
 from graphfuse.kernels.device import kernel_problem
 
-_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
 def windows(value: object) -> None:
@@ -21,22 +21,30 @@ def windows(value: object) -> None:
         raise ValueError(f"`windows` must be RowWindows (got {type(value).__name__}){hint}")
 
 
-def vector(name: str, value: Tensor, length: int, device: torch.device) -> None:
+def vector(name: str, value: Tensor, length: int, device: torch.device, any_dtype: bool = False) -> None:
     """Raises unless ``value`` is a strided float tensor ``[length]`` on ``device``."""
-    strided(name, value, device)
+    strided(name, value, device, any_dtype)
     if value.shape != (length,):
         raise ValueError(f"`{name}` must have shape [{length}] (got {list(value.shape)})")
 
 
 def matrix(
-    name: str, value: Tensor, rows: int | None, device: torch.device | None, dim: int | None = None
+    name: str,
+    value: Tensor,
+    rows: int | None,
+    device: torch.device | None,
+    dim: int | None = None,
+    any_rows: str = "num_rows",
 ) -> None:
-    """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any."""
+    """Raises unless ``value`` is a strided float tensor ``[rows, dim]`` on ``device``; None: any.
+
+    ``any_rows`` is what the message calls their number if any will do.
+    """
     strided(name, value, device)
     shape = value.shape
     fits = len(shape) == 2 and (rows is None or shape[0] == rows)
     if not fits or (dim is not None and shape[1] != dim):
-        wanted = f"[{'num_rows' if rows is None else rows}, {'dim' if dim is None else dim}]"
+        wanted = f"[{any_rows if rows is None else rows}, {'dim' if dim is None else dim}]"
         raise ValueError(f"`{name}` must have shape {wanted} (got {list(value.shape)})")
 
 
@@ -62,16 +70,23 @@ def heads(
         same_dtype(name, value, like_name, like.dtype)
 
 
-def strided(name: str, value: Tensor, device: torch.device | None) -> None:
+def present(name: str, value: object) -> None:
+    """Raises if ``value`` is None, as Python does of an argument that is missing."""
+    if value is None:
+        raise TypeError(f"`{name}` must be a tensor (got None)")
+
+
+def strided(name: str, value: Tensor, device: torch.device | None, any_dtype: bool = False) -> None:
     """Raises unless ``value`` is a strided float tensor on ``device``; None: on any."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        present(name, value)
         got = type(value).__name__ if not isinstance(value, Tensor) else str(value.layout)
         raise ValueError(f"`{name}` must be a strided tensor (got {got})")
     if device is not None and value.device != device:
         raise ValueError(
             f"`{name}` must be on {device} (got {value.device}); move it with .to({str(device)!r})"
         )
-    if value.dtype not in _FLOATS:
+    if not any_dtype and value.dtype not in FLOATS:
         raise ValueError(f"`{name}` must be a float tensor (got {value.dtype})")
 
 
@@ -81,6 +96,19 @@ def same_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None
         raise ValueError(
             f"`{name}` must have the dtype of `{other}`, {dtype} (got {value.dtype}); "
             f"convert it with .to({dtype})"
+        )
+
+
+def result_dtype(value: torch.dtype | None) -> None:
+    """Raises unless the argument ``out_dtype`` is None or a dtype that sums may be rounded to."""
+    if value is None:
+        return
+    if not isinstance(value, torch.dtype):
+        raise TypeError(f"`out_dtype` must be a torch.dtype or None (got {value!r})")
+    if value not in FLOATS:
+        raise ValueError(
+            f"`out_dtype` must be float16, bfloat16, float32 or float64 (got {value}); convert the result "
+            "instead"
         )
 
 

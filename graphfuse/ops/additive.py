@@ -72,6 +72,7 @@ def gat_attention(
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
+        TypeError: an operand is None.
 
     Note:
         Saved for backward: the operands, the output, as many numbers for the gradient of ``a_dst``, and
@@ -79,6 +80,7 @@ def gat_attention(
         Reference: :func:`graphfuse.reference.gat_attention`. Source: Veličković et al., Graph Attention
         Networks, ICLR 2018 (arXiv:1710.10903).
     """
+    _check.present("x", x)  # the weights, which check_gat serves too, have none
     seed = check_gat(a_src, a_dst, x, windows, dropout, seed, self_loops, edge_score, loop_score)
     tilted = torch.is_grad_enabled() and a_dst.requires_grad
     how = How(float(negative_slope), float(dropout), self_loops, False, tilted)
@@ -128,6 +130,7 @@ def gatv2_attention(
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
+        TypeError: an operand is None.
 
     Note:
         Saved for backward: the operands, the output, and maximum and sum of each softmax. Bitwise

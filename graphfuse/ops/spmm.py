@@ -42,7 +42,7 @@ def spmm(
         col_scale: :math:`c`, ``[num_src]``, likewise.
         bias: :math:`b`, ``[dim]``.
         activation: :math:`\sigma`, ``"relu"`` or ``None`` for the identity.
-        out_dtype: Dtype of the result; ``None`` means that of ``x``.
+        out_dtype: Dtype of the result, one of the float dtypes above; ``None`` means that of ``x``.
         transpose: Whether to take the transposed matrix: each node sums over those it sends to, and
             ``num_dst`` and ``num_src`` change places above. Builds nothing; ``edge_weight`` keeps its order.
 
@@ -51,12 +51,14 @@ def spmm(
 
     Raises:
         ValueError: a shape, dtype or device differs from the above; the message names the argument.
+        TypeError: an operand is None, or ``out_dtype`` is no dtype.
 
     Note:
         On a CPU this runs :func:`graphfuse.reference.spmm`, unless ``TRITON_INTERPRET=1``. Differentiable in
         ``x``, ``edge_weight``, ``loop_weight`` and ``bias``, any number of times.
     """
     relu = _check.activation(activation)
+    _check.result_dtype(out_dtype)
     _check.windows(windows)
     windows = windows.transpose() if transpose else windows
     _check.matrix("x", x, windows.shape[1], windows.device)
@@ -99,23 +101,25 @@ def spmm_gemm(
         loop_weight: As in :func:`spmm`.
         row_scale: As in :func:`spmm`, the diagonal of :math:`R`.
         col_scale: As in :func:`spmm`, the diagonal of :math:`C`.
-        out_dtype: Dtype of the result; ``None`` means that of ``x``.
+        out_dtype: Dtype of the result, one of the float dtypes above; ``None`` means that of ``x``.
 
     Returns:
         ``[num_dst, out_dim]``.
 
     Raises:
         ValueError: a shape, dtype or device differs from the above; the message names the argument.
+        TypeError: an operand is None, or ``out_dtype`` is no dtype.
 
     Note:
         Differentiable in ``x``, ``weight``, ``bias``, ``edge_weight`` and ``loop_weight``, any number of
         times. Source: Kipf & Welling, ICLR 2017 (arXiv:1609.02907).
     """
     relu = _check.activation(activation)
+    _check.result_dtype(out_dtype)
     _check.windows(windows)
     num_src = windows.shape[1]
     _check.matrix("x", x, num_src, windows.device)
-    _check.matrix("weight", weight, weight.size(0), x.device, x.size(1))
+    _check.matrix("weight", weight, None, x.device, x.size(1), "out_dim")
     _check.same_dtype("weight", weight, "x", x.dtype)
     _check_operands(windows, x, edge_weight, loop_weight, row_scale, col_scale)
     if bias is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from graphfuse import RowWindows
+from graphfuse import RowWindows, clear_cache
+from graphfuse.formats import build
 from graphfuse.formats import packed as packing
 from graphfuse.testing import GRAPHS
 
@@ -170,3 +173,72 @@ def test_a_foreign_schema_is_refused(record: RowWindows) -> None:
     other[0] = 99
     with pytest.raises(ValueError, match="schema 99"):
         packing.unpack(other)
+
+
+def unpickled(name: str, place: int, value: int) -> RowWindows:
+    """A record whose packed tensor ``name`` came with another number in its header."""
+    edge_index, size = GRAPHS["repeated"]()
+    record = RowWindows.from_edge_index(edge_index, size)
+    _ = record.packed_rows, record.packed_window_edges, record.packed_row_edges
+    state = record.__getstate__()
+    state[name] = state[name].clone()
+    state[name][place] = value
+    blank = RowWindows.__new__(RowWindows)
+    blank.__setstate__(pickle.loads(pickle.dumps(state)))
+    return blank
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "message"),
+    [
+        ("windows", 1, 7, r"the header must name a kind of \{1: 'windows', .*\} \(got 7\)"),
+        ("windows", 1, packing.ROWS, r"rows: kind and sections must be \(2, 8\) \(got \(2, 10\)\)"),
+        ("windows", 2, 4000, r"windows: `ptr` must have 251 entries \(got 3\)"),
+        ("windows", 3, 4000, r"transposed windows: `ptr` must have 251 entries"),
+        ("windows", 3, -5, r"windows: the header must hold sizes of 0 or more \(got \[20, -5, "),
+        ("windows", 4, 1 << 20, r"windows: an entry must hold 1 to 16 edges \(got 1048576 edges in"),
+        ("windows", 5, 2, r"windows: `symmetric` must be 0, or 1 for a square matrix"),
+        ("windows", 6, 3, r"windows: `split` must be a positive multiple of"),
+        ("windows", 8, 9, r"windows: there must be 0 slots \(got 9\)"),
+        ("windows", 9, 9, r"transposed windows: there must be 0 slots \(got 9\)"),
+        ("windows", 12, 1, r"section 0 .* must lie in \[64, \d+\] \(got 3 numbers from 32\)"),
+        ("windows", 18, 1 << 20, r"section 3 .* from 33554432\); build the windows again"),
+        ("windows", 19, 1 << 20, r"section 3 of the packed graph must lie in .* \(got 1048576 numbers"),
+        ("windows", 19, -1, r"section 3 of the packed graph must lie in .* \(got -1 numbers"),
+        ("windows", 33, 8, r"section 10 of the packed graph must lie in .* \(got 8 numbers from 0\)"),
+        ("rows", 2, 21, r"rows: `ptr` must have 22 entries \(got 21\)"),
+        ("rows", 4, 9, r"rows: there must be 9 edges"),
+        ("rows", 8, 1, r"rows: there must be 0 slots \(got 1\)"),
+        ("window_edges", 4, 9, r"window edges: there must be 9 edges"),
+        ("row_edges", 4, 9, r"row edges: there must be 9 edges"),
+        ("row_edges", 15, 1 << 30, r"section 1 of the packed graph must lie in"),
+    ],
+)
+@pytest.mark.parametrize("move", [False, True])
+def test_a_header_that_does_not_fit_is_refused(
+    name: str, place: int, value: int, message: str, move: bool
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        record = unpickled(name, place, value)
+        record = record.clone() if move else record  # takes the header along
+        walk = record.row_walk() if name == "rows" else record.walk()
+        assert walk and record.window_edges() and record.row_edges()
+
+
+@pytest.mark.parametrize("change", [Tensor.long, lambda x: x[:40], lambda x: x[None], lambda x: x[::2]])
+def test_what_is_no_packed_tensor_is_refused(record: RowWindows, change: Callable[[Tensor], Tensor]) -> None:
+    state = record.__getstate__()
+    state["windows"] = change(state["windows"])
+    with pytest.raises(ValueError, match=r"a packed graph must be int32\[64 or more\] \(got torch\.int"):
+        RowWindows.__new__(RowWindows).__setstate__(state)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_headers_of_every_graph_fit(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shortest in (build._MIN_SLICE, 32):  # the other cuts windows and rows
+        monkeypatch.setattr(build, "_MIN_SLICE", shortest)
+        clear_cache()
+        record = RowWindows.from_edge_index(*GRAPHS[graph]())
+        _ = record.packed_rows, record.packed_row_edges
+        copied = pickle.loads(pickle.dumps(record))
+        assert same(copied, record) and copied.row_walk().num_entries == record.num_edges

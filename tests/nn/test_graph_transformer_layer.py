@@ -142,6 +142,15 @@ def test_the_definition_from_scratch() -> None:
     torch.testing.assert_close(layer(x, edge_index, edge_attr), torch.nn.functional.layer_norm(wanted, (8,)))
 
 
+def test_the_report_of_convert_names_heads_and_edges() -> None:
+    wide, many = GraphTransformerLayer(257, 1), GraphTransformerLayer(4, 2, edge_dim=4096, dropout=1.0)
+    reasons = graphfuse.convert(torch.nn.ModuleList([wide, many])).report
+    over = (
+        "heads * max(out_channels, edge_dim) is over 4096 in powers of two (got 2 heads of 2, edge_dim 4096)"
+    )
+    assert dict(reasons) == {"0": [WIDE], "1": [over]}
+
+
 def test_signatures() -> None:
     for method in ("__init__", "forward", "message"):
         ours, theirs = (inspect.signature(getattr(cls, method)) for cls in CLASSES)

@@ -272,7 +272,10 @@ WRONG = [
         lambda w, x: ops.spmm(w, x, row_scale=x[:, 0].detach().requires_grad_()),
         r"`row_scale` must not require a gradient; multiply",
     ),
-    (lambda w, x: ops.spmm_gemm(w, x, x[:2, :3]), r"`weight` must have shape \[2, 4\] \(got \[2, 3\]\)"),
+    (
+        lambda w, x: ops.spmm_gemm(w, x, x[:2, :3]),
+        r"`weight` must have shape \[out_dim, 4\] \(got \[2, 3\]\)",
+    ),
     (
         lambda w, x: ops.spmm_gemm(w, x, x[:2].double()),
         r"`weight` must have the dtype of `x`, torch.float32 \(got torch.float64\); convert it",
