@@ -1,0 +1,213 @@
+"""Runs NVIDIA's compute-sanitizer over a small suite that launches every kernel, forward and backward."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.bench import device, machine
+from benchmarks.soak import append
+from benchmarks.soak_cases import make_graph, make_problem, suite
+from graphfuse import RowWindows
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+_NODES, _SLICE = 189, 64  # the hub's windows and rows are cut, though they are short
+_WRONG = 9  # the sanitizer's exit status if it finds something
+_MARK = "suite: "  # begins the line on which the suite says what it launched
+_ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error")
+_HAZARDS = re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if a tool found something or did not finish, 2 if there is no compute-sanitizer."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sanitize", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="default all, one by one")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default benchmarks/results/<gpu>/reliability/sanitize.jsonl"
+    )
+    parser.add_argument(
+        "--suite", action="store_true", help="launch the suite, without a sanitizer, and stop"
+    )
+    given = parser.parse_args(arguments)
+    if given.suite:
+        return run_suite()
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        print(
+            "compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit, in its folder bin",
+            file=sys.stderr,
+        )
+        return 2
+    rows = []
+    for tool in given.tool:
+        row, output = sanitize(program, tool)
+        append(given.out, "sanitize", row)
+        rows.append(row)
+        if row["status"] != "ok":
+            print(output)
+        print(f"{tool}: {row['status']}, {row['errors']} errors, {row['launches']} launches", flush=True)
+    return int(any(row["status"] != "ok" for row in rows))
+
+
+def sanitize(program: str, tool: str) -> tuple[dict[str, Any], str]:
+    """Runs the suite under ``tool``: a row of results, and all that was printed."""
+    environment = dict(os.environ)
+    if tool in ("memcheck", "initcheck"):
+        # Each tensor an allocation of its own. PyTorch's allocator cuts tensors out of large blocks, within
+        # which a read past the end of one is a read of the next, and hands memory out again that an earlier
+        # tensor has written, so that nothing in it counts as unwritten.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    command = [program, "--tool", tool, "--error-exitcode", str(_WRONG), "--print-limit", "20"]
+    command += ["--launch-timeout", "0"]  # importing torch may take longer than it waits by default
+    command += ["--report-api-errors", "no"]  # calls by which torch and Triton ask what there is
+    command += [sys.executable, "-m", "benchmarks.sanitize", "--suite"]
+    begin = time.perf_counter()
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    seconds = time.perf_counter() - begin
+    errors, warnings = count_errors(done.stdout)
+    said = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    suite: dict[str, Any] = json.loads(said[-1]) if said else {"kernels": {}, "missing": None}
+    status, message = "ok", None
+    if errors:
+        status, message = "wrong", _first_error(done.stdout)
+    elif errors is None or done.returncode != 0 or suite["missing"] != []:
+        status, message = "error", _what_failed(done.returncode, errors, suite["missing"])
+    row = {
+        "tool": tool,
+        "errors": errors,
+        "warnings": warnings,
+        "launches": sum(suite["kernels"].values()),
+        "kernels": suite["kernels"],
+        "status": status,
+        "message": message,
+        "seconds": round(seconds, 1),
+        **machine(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    return row, done.stdout
+
+
+def count_errors(output: str) -> tuple[int | None, int]:
+    """Errors and warnings that the sanitizer's last lines tell; no number of errors if they are missing."""
+    hazards, errors = _HAZARDS.findall(output), _ERRORS.findall(output)
+    if not hazards and not errors:
+        return None, 0
+    return sum(map(int, errors)) + sum(int(count) for count, _ in hazards), sum(
+        int(count) for _, count in hazards
+    )
+
+
+def _first_error(output: str) -> str:
+    lines = [line.removeprefix("=========").strip() for line in output.splitlines() if "=========" in line]
+    return " ".join(line for line in lines[1:8] if line)[:300]
+
+
+def _what_failed(status: int, errors: int | None, missing: list[str] | None) -> str:
+    if errors is None:
+        return f"the sanitizer printed no summary; exit status {status}"
+    if missing is None:
+        return f"the suite did not finish; exit status {status}"
+    return f"not launched: {', '.join(missing)}" if missing else f"exit status {status}"
+
+
+def run_suite(num_nodes: int = _NODES) -> int:
+    """Launches everything, and prints how often which kernel ran; returns 1 if one did not."""
+    with count_launches() as launched:
+        for case in suite():
+            with case.forced(_SLICE if num_nodes > 2 * _SLICE else num_nodes // 2):
+                problem = make_problem(case, make_graph(num_nodes, device()))
+                problem.launch()
+                if device().type == "cuda":
+                    torch.cuda.synchronize()  # a fault is one of this configuration
+        build_structures(device())
+    missing = sorted(all_kernels() - set(launched))
+    print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
+    return int(bool(missing))
+
+
+def build_structures(on: torch.device) -> None:
+    """All that a record builds: of a symmetric graph and of one between two sets of nodes, without a hub."""
+    generator = torch.Generator().manual_seed(0)
+    for num_src, num_dst, symmetric in ((150, 150, True), (150, 150, False), (61, 170, False)):
+        place = torch.randperm(num_src * num_dst, generator=generator)[:700]  # no edge twice
+        edges = torch.stack([place % num_src, place // num_src])
+        edges = torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1) if symmetric else edges
+        windows = RowWindows.from_edge_index(edges.to(on), (num_src, num_dst))
+        for rows in (False, True):
+            windows.walks(rows, True)
+        for view in (windows, windows.transpose()):
+            view.edges_per_row(), view.loops_per_row(), view.last_loop()
+        if not windows.matches(edges.to(on)):
+            raise RuntimeError("the fingerprint of the same edges differs")
+
+
+@contextlib.contextmanager
+def count_launches() -> Iterator[Counter[str]]:
+    """While it lasts, launches are counted by the name of their kernel."""
+    from graphfuse.formats import quick_kernels
+    from graphfuse.kernels.run import Launch
+
+    launched: Counter[str] = Counter()
+    call, launch = Launch.__call__, quick_kernels.launch
+
+    def counted_call(self: Launch, *arguments: Any) -> None:
+        # the first call of a Launch may call itself, on what was compiled for another
+        with mock.patch.object(Launch, "__call__", call):
+            call(self, *arguments)
+        launched[_name(self._kernel)] += 1
+
+    def counted_launch(kernel: Any, *arguments: Any, **options: Any) -> None:
+        launched[_name(kernel)] += 1
+        launch(kernel, *arguments, **options)
+
+    with (
+        mock.patch.object(Launch, "__call__", counted_call),
+        mock.patch.object(quick_kernels, "launch", counted_launch),
+    ):
+        yield launched
+
+
+def all_kernels() -> set[str]:
+    """Names of the ``triton.jit`` functions that are launched; the others are called by them."""
+    import graphfuse.kernels
+    from graphfuse.formats import quick_kernels
+
+    modules = [
+        importlib.import_module(f"graphfuse.kernels.{module.name}")
+        for module in pkgutil.iter_modules(graphfuse.kernels.__path__)
+    ]
+    return {
+        _name(value)
+        for module in (*modules, quick_kernels)
+        for name, value in vars(module).items()
+        if name.endswith("_kernel") and hasattr(value, "arg_names")
+    }
+
+
+def _name(kernel: Any) -> str:
+    return str(kernel.fn.__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
