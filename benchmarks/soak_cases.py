@@ -142,18 +142,23 @@ def make_problem(case: Case, graph: Graph) -> Problem:
     structures: tuple[dict[str, Any], ...] = ({}, {})
     if case.op != "gated_skip":
         structures = ({"windows": graph.windows}, {"edge_index": graph.edge_index})
-    scale = data.positive(graph.num_nodes, case.shape[0]) if "key_scale" in case.options else None
 
-    def with_keys(given: dict[str, Any]) -> dict[str, Any]:
-        return given if scale is None else {**given, "k": (given["v"] * scale[:, :, None]).to(given["v"])}
+    def with_keys(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        # the operands, with unit vectors as keys where they are scaled values, and what is promised of them
+        if "key_scale" not in case.options:
+            return given, {}
+        v = given["v"]
+        scale = 1.0 / v.detach().float().norm(dim=2).clamp_min(2.0**-24)
+        keys = {"k": (v * scale[:, :, None]).to(v.dtype)}
+        return given | keys, {"key_scale": scale, "key_norm": 1.0}
 
     # looked up at each call, so that a test may put something else there
     def op(**given: Any) -> Tensor:
-        promise = {} if scale is None else {"key_scale": scale}
-        return _joined(getattr(ops, case.op)(**structures[0], **with_keys(given), **options, **promise))
+        given, promise = with_keys(given)
+        return _joined(getattr(ops, case.op)(**structures[0], **given, **options, **promise))
 
     def definition(**given: Any) -> Tensor:
-        return _joined(getattr(reference, case.op)(**structures[1], **with_keys(given), **options))
+        return _joined(getattr(reference, case.op)(**structures[1], **with_keys(given)[0], **options))
 
     data.refill()
     return Problem(data, op, definition)

@@ -73,6 +73,7 @@ class Shape(NamedTuple):
     dtype: torch.dtype
     edge_dim: int = 0
     self_loops: bool = False  # whether each node has one loop, and no other
+    key_norm: float = 0.0  # no key is longer; 0: one may be of any length
 
 
 class Structure(NamedTuple):
@@ -99,18 +100,17 @@ class Plan(NamedTuple):
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...]) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops, key_norm = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_window(heads, dim, dropout > 0)
+        config = launch.attention_window(heads, dim, dropout > 0, key_norm > 0)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, loops, acc)
-        main = Launch(
-            attention_window_kernel, num_tasks * -(-heads // config.rows), config.warps, graph, rest
-        )
+        rest += (config.step, config.stages, scale, dropout, loops, key_norm, acc)
+        programs = num_tasks * -(-heads // config.rows)
+        main = Launch(attention_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

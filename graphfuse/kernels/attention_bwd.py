@@ -26,9 +26,9 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Edges, Plan, Shape, Structure
+from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
-from graphfuse.kernels.attention_windows import attention_bwd_window_kernel
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import load_task
@@ -135,7 +135,7 @@ class Saved(NamedTuple):
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transposed: bool) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops, _ = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""Window kernels of sparse attention, forward and backward: 16 rows at a time, on tensor cores."""
+"""Window kernel of sparse attention, forward: 16 rows at a time, on tensor cores."""
 
 import triton
 import triton.language as tl
@@ -21,11 +21,9 @@ from graphfuse.kernels.attention_tiles import (
     of_columns,
     of_copy,
     of_nodes,
-    of_receivers,
     rate_of,
     shift_of,
     signed,
-    slope,
     store_softmax,
     window_step,
 )
@@ -109,53 +107,26 @@ def one_row(
     return top, total, acc
 
 
-# GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,
-# and scores are a product batched over heads.
-#   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
-#             tasks of a group run before the next, so that its columns of k and v stay in L2
-#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
-#             copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are the values
-#             and, multiplied with it, the keys: one row is gathered, not two
-#   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
-#             edge; slices of a cut window write both and acc to their slot
-#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
-#   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
-def attention_window_kernel(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
-    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+# No weight exp(score - bound) of half precision is lost if scores are within this of 0: exp(-8) > 2**-12.
+_NEAR = tl.constexpr(4.0)
+
+
+@triton.jit
+def attend(
+    column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end, head,
+    heads, q, own_key, bound, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    # Goes on with the softmax (top, total) and the sums acc over the entries [begin, end) of a window. FIXED:
+    # no score of a row, before scale, is above `bound`, and none far below: no maximum is looked for.
     RATE: tl.constexpr = rate_of(SCALE)
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
-    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
-    q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
-    q = signed(q, SCALE)
-    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
-    top = tl.full(ROWS, float("-inf"), dtype=ACC)
-    total = tl.zeros(ROWS, dtype=ACC)
-    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, False)
-    with_loop = False
-    if LOOPS:  # the loop is the first edge of the first slice
-        with_loop = begin == tl.load(ptr_ptr + window)
-        at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
-        own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
-        own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
-        if key_scale_ptr is not None:
-            own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
-        top = tl.where(with_loop, own_score.reshape(ROWS), top)
-        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-        own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        acc = own_v.to(ACC)
-        if DROPOUT > 0:
-            acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
+    if FIXED:
+        rescale = tl.exp2(top * RATE - bound * RATE)
+        total *= rescale
+        acc *= flat(rescale, GROUP)[:, None]
+        sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
         scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
@@ -176,17 +147,98 @@ def attention_window_kernel(
             s *= spread(scale, GROUP, ACC)
             scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
             ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
-        higher = tl.maximum(top, tl.max(s, -1))
-        shift = shift_of(higher) * RATE
-        p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
-        rescale = tl.exp2(top * RATE - shift)
-        total = total * rescale + tl.sum(p, -1)
+        if FIXED:
+            # what is summed is what values are multiplied with, rounded: the weights of a row add up to 1
+            p = tl.exp2(s * RATE - tl.expand_dims(bound * RATE, -1)).to(v.dtype)
+            ones = tl.full((COLUMNS, 16), 1.0, dtype=tl.float32).to(v.dtype)
+            sums = dot(flat(p, GROUP), ones, sums, ACC)
+        else:
+            higher = tl.maximum(top, tl.max(s, -1))
+            shift = shift_of(higher) * RATE
+            p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
+            rescale = tl.exp2(top * RATE - shift)
+            total = total * rescale + tl.sum(p, -1)
         if DROPOUT > 0:
             node = of_columns(column, GROUP)
             other_key = of_copy(key_of(seed_ptr, node, 0, True), of_columns(copy, GROUP))
             p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
-        acc = dot(flat(p.to(v.dtype), GROUP), v, acc * flat(rescale, GROUP)[:, None], ACC)
-        top = higher
+        if FIXED:
+            acc = dot(flat(p.to(v.dtype), GROUP), v, acc, ACC)
+        else:
+            acc = dot(flat(p.to(v.dtype), GROUP), v, acc * flat(rescale, GROUP)[:, None], ACC)
+            top = higher
+    if FIXED:
+        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same
+        top = tl.where(total == 0, float("-inf"), bound)  # NaN is not 0
+    return top, total, acc
+
+
+# GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,
+# and scores are a product batched over heads.
+#   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
+#             tasks of a group run before the next, so that its columns of k and v stay in L2
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
+#             copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are the values
+#             and, multiplied with it, the keys: one row is gathered, not two. No key is longer than
+#             KEY_NORM, if that is not 0
+#   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
+#             edge; slices of a cut window write both and acc to their slot
+#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
+#   order     entries left to right within a task, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
+def attention_window_kernel(
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, KEY_NORM: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    RATE: tl.constexpr = rate_of(SCALE)
+    head = tl.program_id(0) // num_tasks * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
+    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
+    q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
+    q = signed(q, SCALE)
+    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
+    top = tl.full(ROWS, float("-inf"), dtype=ACC)
+    total = tl.zeros(ROWS, dtype=ACC)
+    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    own_key = None
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows, heads, False)
+    with_loop = False
+    if LOOPS:  # the loop is the first edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + window)
+        at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
+        own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
+        own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
+        if key_scale_ptr is not None:
+            own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
+        top = tl.where(with_loop, own_score.reshape(ROWS), top)
+        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
+        own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        acc = own_v.to(ACC)
+        if DROPOUT > 0:
+            acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
+    if KEY_NORM == 0:
+        near: tl.constexpr = False
+    else:  # |q k| <= |q| |k|
+        bound = tl.sqrt(tl.sum(q.to(ACC) * q.to(ACC), -1)) * KEY_NORM
+        near = tl.max(tl.where(bound * (RATE / LOG2_E) <= _NEAR, 0, 1)) == 0  # NaN is not near
+    if near:
+        top, total, acc = attend(
+            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end,
+            head, heads, q, own_key, bound, top, total, acc, True, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
+            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+        )  # fmt: skip
+    else:
+        top, total, acc = attend(
+            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end,
+            head, heads, q, own_key, None, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
+            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+        )  # fmt: skip
     top, total = flat(top, GROUP), flat(total, GROUP)
     rows, heads, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
@@ -218,146 +270,3 @@ def attention_window_kernel(
     store_softmax(softmax_ptr, offs + heads, (rows < num_rows) & (heads < HEADS), top, total)
     at = out_ptr + (offs * DIM)[:, None] + offs_dim[None, :]
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (rows < num_rows)[:, None])
-
-
-@triton.jit
-def loop_slopes(
-    own, own_value, other_at, other_value_at, own_scale, mask, with_loop, stats_at, mask_stats, seed_ptr,
-    rows, heads, RATE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in their scores, and their weights.
-    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
-    lse = tl.load(stats_at, mask=mask_stats, other=0.0)
-    minus_delta = tl.load(stats_at + 1, mask=mask_stats, other=0.0)
-    s = tl.sum(own.to(ACC) * other, -1, keep_dims=True)
-    if own_scale is not None:
-        s *= own_scale
-    p = tl.exp2(tl.where(with_loop, s, float("-inf")) * RATE - lse)
-    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
-    dp, dropped = tl.sum(own_value.to(ACC) * other_value, -1, keep_dims=True), p
-    if DROPOUT > 0:
-        own_key, other_key = key_of(seed_ptr, rows, heads, False), key_of(seed_ptr, rows, 0, True)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-        dp, dropped = dp * factor, p * factor
-    return slope(p, dp, -minus_delta, False), dropped
-
-
-# GROUP heads of 16 rows, tensor cores, as in the forward kernel. The rows are receivers: (own, own_value) is
-# (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are
-# swapped, and dk and dv come out.
-#   grid      (num_tasks * groups,), as the forward kernel
-#   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]; the graph as forward
-#   writes    first (dq or dk, of keys as they are multiplied) and, if TRANSPOSED, second (dv) [num_rows,
-#             HEADS, DIM]; slices to their slot
-#   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
-def attention_bwd_window_kernel(
-    first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_tasks,
-    num_rows, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
-    OTHER_VALUE_STRIDE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    RATE: tl.constexpr = rate_of(SCALE)
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
-    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
-    mask = live & mask_dim
-    offs_row = rows.to(tl.int64)
-    own = signed(tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim, mask=mask, other=0.0), SCALE)
-    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim, mask=mask, other=0.0)
-    stats, mask_stats = stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS)
-    if not TRANSPOSED:
-        lse = tl.load(stats, mask=mask_stats, other=0.0)
-        minus_delta = tl.load(stats + 1, mask=mask_stats, other=0.0)
-    first = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    second = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    own_scale = None
-    if key_scale_ptr is not None:
-        # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
-        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats & (TRANSPOSED or LOOPS), HEADS)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
-    if LOOPS:
-        with_loop = begin == tl.load(ptr_ptr + window)
-        ds_loop, p_loop = loop_slopes(
-            own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, own_scale, mask, with_loop, stats,
-            mask_stats, seed_ptr, rows, heads, RATE, DROPOUT, ACC,
-        )  # fmt: skip
-        if key_scale_ptr is not None and not TRANSPOSED:
-            ds_loop *= own_scale
-        own_other = load_own(
-            other_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-        )
-        first = flat(ds_loop, GROUP) * own_other.to(ACC)
-        if TRANSPOSED:
-            own_other = load_own(
-                other_value_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP,
-                BLOCK_DIM,
-            )  # fmt: skip
-            second = flat(p_loop, GROUP) * own_other.to(ACC)
-    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    if key_scale_ptr is not None and not TRANSPOSED:
-        scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
-        ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
-    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(
-            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
-        )
-        bits = next_bits
-        other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        if key_scale_ptr is not None and not TRANSPOSED:
-            other_value = other
-        else:
-            other_value = gather(
-                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-            )
-        if TRANSPOSED:
-            lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)
-        s = dot(own, columns_last(other, GROUP), outside, ACC)
-        if key_scale_ptr is not None:
-            key_scale = own_scale if TRANSPOSED else in_place(scale)
-            s *= key_scale
-        p = tl.exp2(s * RATE - lse)
-        dropped = p
-        if DROPOUT == 0:
-            # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see
-            start_at = tl.broadcast_to(minus_delta, outside.shape)
-            ds = p * dot(own_value, columns_last(other_value, GROUP), start_at, ACC)
-        else:
-            dp = dot(own_value, columns_last(other_value, GROUP), tl.zeros_like(outside), ACC)
-            other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, not TRANSPOSED)
-            other_key = of_copy(other_key, of_columns(copy, GROUP))
-            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
-            dp, dropped = dp * factor, p * factor
-            ds = slope(p, dp, -minus_delta, False)
-        if key_scale_ptr is not None and not TRANSPOSED:
-            ds *= key_scale
-            scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
-            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
-        first = dot(flat(ds.to(other.dtype), GROUP), other, first, ACC)
-        if TRANSPOSED:
-            second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)
-    first *= SCALE
-    rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    whole = True
-    if partial_ptr is not None:
-        whole = slot < 0
-        if slot >= 0:
-            PARTS: tl.constexpr = 2 if TRANSPOSED else 1
-            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS * PARTS * DIM
-            offs_slot = offs_slot[:, None] + offs_dim[None, :]
-            tl.store(partial_ptr + offs_slot, first, mask=mask_own)
-            if TRANSPOSED:
-                tl.store(partial_ptr + offs_slot + HEADS * DIM, second, mask=mask_own)
-    if whole:
-        mask_own = mask_own & (rows < num_rows)[:, None]
-        offs_out = (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
-        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask_own)
-        if TRANSPOSED:
-            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask_own)

@@ -215,11 +215,15 @@ def attention_prefers_rows(
 
 
 @functools.cache
-def attention_window(heads: int, dim: int, dropout: bool) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the group of heads."""
+def attention_window(heads: int, dim: int, dropout: bool, key_norm: bool = False) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`; ``rows`` is the group of heads.
+
+    With a ``key_norm`` there are two loops, for which the compiler would take all registers.
+    """
     width = _power_of_two(dim, 16)
     if width <= 64:
-        return Config(width, 32, 3, 1, rows=attention_group(heads, dim))
+        registers = 168 if key_norm and not dropout else None
+        return Config(width, 32, 3, 1, rows=attention_group(heads, dim), registers=registers)
     aligned = width <= 128 and dim % 8 == 0
     return Config(width, 32, 2, (2 if dropout else 1) if aligned else 4)
 

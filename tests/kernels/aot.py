@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from graphfuse.formats import quick_kernels
 from graphfuse.kernels import (
     additive_rows,
+    attention_bwd_windows,
     attention_rows,
     attention_windows,
     gat_windows,
@@ -242,10 +243,14 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
         windows = (
-            (attention_windows.attention_window_kernel, launch.attention_window(heads, dim, rate > 0), False),
+            (
+                attention_windows.attention_window_kernel,
+                launch.attention_window(heads, dim, rate > 0, loops),
+                False,
+            ),
             *(
                 (kernel, launch.attention_bwd_window(heads, dim, rate > 0, loops), transposed)
-                for kernel in (attention_windows.attention_bwd_window_kernel,)
+                for kernel in (attention_bwd_windows.attention_bwd_window_kernel,)
                 for transposed in (False, True)
             ),
         )
@@ -265,6 +270,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "SCALE": 0.125,
                 "DROPOUT": rate,
                 "LOOPS": loops,
+                "KEY_NORM": 1.0 if loops else 0.0,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
             }

@@ -231,7 +231,7 @@ def test_float64_on_a_gpu_points_elsewhere() -> None:
 def test_opcheck(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4)
     packed = (windows.packed_rows, None, False, *windows.shape)
-    arguments = (*packed, 0.5, 0.0, False, *given.values(), None, None, None, None)
+    arguments = (*packed, 0.5, 0.0, False, 0.0, *given.values(), None, None, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.graphfuse.attention.default, arguments, test_utils=checks)
 
