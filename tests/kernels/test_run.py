@@ -1,19 +1,26 @@
-"""What was compiled for one graph is launched for the next, and never for one that it does not fit."""
+"""What was compiled for one graph is launched for the next, and never for one that it does not fit.
+
+And a launch finds its operands wherever their rows are.
+"""
 
 from __future__ import annotations
 
+import mmap
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import graphfuse.nn
+from graphfuse import RowWindows, ops
 from graphfuse.kernels import run
 
 
@@ -44,6 +51,65 @@ def test_arguments_are_told_apart_as_triton_tells_them_apart() -> None:
         assert found.setdefault(run.specialization(jitted, arguments), theirs) == theirs
     sizes = [run.specialization(jitted, (*tensors[:2], size, 3, True, tl.float32)) for size in numbers[:7]]
     assert len(set(sizes)) == 1  # a number of nodes or edges makes no difference
+
+
+NUM_NODES, NUM_EDGES = 17, 34
+
+
+def far(numbers: Tensor, place: int) -> Tensor:
+    """The same numbers, the last row 2^31 elements and more behind the first, strides by ``place``.
+
+    Pages that nobody touches cost nothing. As much lies before the first row: an offset of 32 bits, which
+    wraps around, reads zeros there.
+    """
+    flat, front = numbers.detach().flatten(1), 1 << 31
+    stride = front // (flat.size(0) - 1) + 64 * (place + 1)
+    count = front + stride * flat.size(0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    memory = torch.frombuffer(
+        mmap.mmap(-1, count * flat.element_size(), flags=flags), dtype=flat.dtype, count=count
+    )
+    rows = memory.as_strided(flat.shape, (stride, 1), front)
+    return rows.copy_(flat).unflatten(1, numbers.shape[1:]).requires_grad_(numbers.requires_grad)
+
+
+def flattened(op: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    return op(*(tensor.flatten(1) for tensor in given))
+
+
+FAR: dict[str, Callable[..., Tensor]] = {
+    "spmm": lambda w, q, k, v, e: flattened(lambda x: ops.spmm(w, x), q),
+    "spmm_gemm": lambda w, q, k, v, e: flattened(lambda x: ops.spmm_gemm(w, x, torch.eye(16)[:9].to(x)), q),
+    "sddmm": lambda w, q, k, v, e: flattened(lambda a, b: ops.sddmm(w, a, b), q, k),
+    "sparse_attention": lambda w, q, k, v, e: ops.sparse_attention(q, k, v, w),
+    "sparse_attention of edges": lambda w, q, k, v, e: torch.cat(
+        ops.sparse_attention(q, k, v, w, edge_query=q[:, :, :4].contiguous(), edge_attr=e), -1
+    ),
+    "gat_attention": lambda w, q, k, v, e: ops.gat_attention(q[:, :, 0], k[:, :, 0], v, w),
+    "gatv2_attention": lambda w, q, k, v, e: ops.gatv2_attention(q, k, v[0], w),
+    "gated_skip": lambda w, q, k, v, e: flattened(
+        lambda out, skip: ops.gated_skip(out, skip, v.flatten()[None, :48].contiguous()), q, k
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter: a GPU's memory is real")
+@pytest.mark.parametrize("name", FAR)
+def test_rows_may_be_2_31_elements_apart(name: str, walked: str) -> None:
+    nodes = torch.arange(NUM_NODES)
+    edge_index = torch.cat([torch.stack([nodes, nodes.flip(0)]), torch.stack([nodes, nodes.roll(1)])], 1)
+    windows = RowWindows.from_edge_index(edge_index, (NUM_NODES, NUM_NODES))
+    dtype = torch.float32 if walked == "rows" else torch.float16
+    shapes = [(NUM_NODES, 2, 8)] * 3 + [(NUM_EDGES, 4)]
+    near = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    grad, found = None, []
+    for given in (near, [far(tensor, place) for place, tensor in enumerate(near)]):
+        out = FAR[name](windows, *given)
+        grad = torch.randn_like(out) if grad is None else grad
+        cotangent = grad if given is near or grad.dim() == 1 else far(grad, 7)
+        grads = torch.autograd.grad(out, given, cotangent, materialize_grads=True)
+        found.append([out, *grads])
+    assert all(map(torch.equal, *found))  # to the bit: strides are no part of the sums
 
 
 @pytest.mark.gpu
