@@ -137,9 +137,8 @@ def _registered(w: RowWindows) -> Ops:
         return found
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = call.attention.default(*of_heads, scale, 0.0, False, q, k, v, None, None, None, None)[
-            0
-        ]
+        operands = (q, k, v, None, None, None, None)
+        found: Tensor = call.attention.default(*of_heads, scale, 0.0, False, 0.0, *operands)[0]
         return found
 
     def agnn(q: Tensor, k: Tensor, v: Tensor, key_scale: Tensor) -> Tensor:

@@ -48,40 +48,12 @@ ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the a
 INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
     "row_mask_ptr": "*i16"
 }
-COUNTS = (
-    "num_tasks",
-    "num_rows",
-    "num_loops",
-    "num_merges",
-    "num_grads",
-    "num_splits",
-    "num_slices",
-    "length",
-    "split",
-)
-NUMBERS = dict.fromkeys((*COUNTS, "weight_stride_out"), "i32")
-STRIDED = (
-    "x",
-    "a",
-    "b",
-    "left",
-    "right",
-    "grad",
-    "out",
-    "skip",
-    "q",
-    "k",
-    "v",
-    "own",
-    "own_value",
-    "other",
-    "other_value",
-)
+SIDES = ("own", "own_value", "other", "other_value")
+COUNTS = ("tasks", "rows", "loops", "merges", "grads", "splits", "slices")
+NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), "length", "split", "weight_stride_out"), "i32")
+STRIDED = (*("x", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
-ROW_STRIDES = tuple(
-    f"{name}_STRIDE"
-    for name in ("Q", "K", "V", "OWN", "OWN_VALUE", "OTHER", "OTHER_VALUE", "X", "GRAD", "SRC", "DST")
-)
+ROW_STRIDES = tuple(f"{name.upper()}_STRIDE" for name in ("q", "k", "v", *SIDES, "x", "grad", "src", "dst"))
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 
