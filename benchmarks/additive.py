@@ -153,7 +153,7 @@ def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(least)
     unit = x / norm.to(x.dtype)[:, :, None]
     scale = norm.detach().reciprocal()
-    return ops.sparse_attention(unit * beta, unit, x, windows, 1.0, key_scale=scale, key_norm=1.0)
+    return ops.sparse_attention(unit * beta, unit, x, windows, 1.0, key_scale=scale)
 
 
 def _pyg(i: Inputs) -> Prepared:

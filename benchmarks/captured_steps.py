@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,32 +20,34 @@ from benchmarks import truth
 from benchmarks.bench import Bench, Prepared, Problem, device
 from graphfuse.train import datasets, loop, models
 
+Provider = Callable[[Any], Prepared]
 # convolution, channels of a head, heads; the last layer has one head, and AGNN's layers have none
-_NETS = {
+Layers = tuple[str, int, int | None]
+_NETS: dict[str, Layers] = {
     "gcn": ("GCNConv", 16, None),
     "gat": ("GATConv", 8, 8),
     "gatv2": ("GATv2Conv", 8, 8),
     "agnn": ("AGNNConv", 16, None),
     "transformer": ("TransformerConv", 8, 8),
 }
-_DROPOUT = 0.5  # of the features between the layers, and of the attention weights where a layer drops them
+DROPOUT = 0.5  # of the features between the layers, and of the attention weights where a layer drops them
 
 
 class Net(torch.nn.Module):
     """Two layers, ReLU and dropout between them; AGNN's stand between two dense layers."""
 
-    def __init__(self, package: Any, kind: str, in_dim: int, classes: int, prepared: bool) -> None:
+    def __init__(self, package: Any, layers: Layers, in_dim: int, classes: int, prepared: bool) -> None:
         super().__init__()
-        name, width, heads = _NETS[kind]
+        name, width, heads = layers
         conv = getattr(package, name)
-        options: dict[str, Any] = {} if heads is None else {"dropout": _DROPOUT}
-        if kind == "gcn":
+        options: dict[str, Any] = {} if heads is None else {"dropout": DROPOUT}
+        if name == "GCNConv":
             options |= {"normalize": False} if prepared else {"cached": True}
-        elif kind != "transformer" and prepared:
+        elif name != "TransformerConv" and prepared:
             options |= {"add_self_loops": False}
         self.before: torch.nn.Module = torch.nn.Identity()
         self.after: torch.nn.Module = torch.nn.Identity()
-        if kind == "agnn":
+        if name == "AGNNConv":
             self.before, self.after = torch.nn.Linear(in_dim, width), torch.nn.Linear(width, classes)
             self.first, self.last = conv(requires_grad=False, **options), conv(**options)
             return
@@ -56,7 +58,7 @@ class Net(torch.nn.Module):
     def forward(self, x: Tensor, edges: Sequence[Tensor]) -> Tensor:
         """Class scores of every node."""
         x = self.first(self.before(x), *edges).relu()
-        x = F.dropout(x, _DROPOUT, self.training)
+        x = F.dropout(x, DROPOUT, self.training)
         scores: Tensor = self.after(self.last(x, *edges))
         return scores
 
@@ -66,7 +68,7 @@ class Inputs:
     """What providers are given. Nodes that are not trained on have the target -100: nothing synchronises."""
 
     data: Data
-    kind: str
+    layers: Layers
     dtype: torch.dtype
     captured: bool
 
@@ -79,43 +81,52 @@ class Inputs:
         """The network of the layers of ``package``, with the same start for all."""
         torch.manual_seed(0)
         sizes = (self.data.num_features, int(self.data.y.max()) + 1)
-        return Net(package, self.kind, *sizes, prepared).to(self.data.x.device, self.dtype)
+        return Net(package, self.layers, *sizes, prepared).to(self.data.x.device, self.dtype)
 
-    def edges(self, prepared: bool) -> tuple[Tensor, ...]:
-        """The graph as given, or as PyG's layers need it to be captured: loops added, weights computed."""
+    def edges(self, prepared: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+        """The graph as given, or as PyG's layers need it to be captured: loops added, weights computed.
+
+        The weights, in ``dtype`` or that of the step, are rounded once. Degrees that PyG's layers count in
+        half precision stop at 256 or 2048.
+        """
         edge_index, num_nodes = self.data.edge_index, self.data.num_nodes
-        if not prepared or self.kind == "transformer":
+        if not prepared or self.layers[0] == "TransformerConv":
             return (edge_index,)
-        if self.kind == "gcn":
-            return gcn_norm(edge_index, None, num_nodes, dtype=self.dtype)
+        if self.layers[0] == "GCNConv":
+            dtype = dtype or self.dtype
+            precise = torch.promote_types(dtype, torch.float32)
+            edge_index, weight = gcn_norm(edge_index, None, num_nodes, dtype=precise)
+            return edge_index, weight.to(dtype)
         return (add_self_loops(remove_self_loops(edge_index)[0], num_nodes=num_nodes)[0],)
 
 
 def _problem(graph: str, kind: str, dtype: torch.dtype, captured: bool, mode: str) -> Problem:
     data = datasets.load(graph).data.to(device())
-    inputs = Inputs(data, kind, dtype, captured)
-    edges = inputs.edges(prepared=False)
-    results = [_results(inputs, inputs.net(pyg).to(precise), edges) for precise in (torch.float64, dtype)]
+    facts = {
+        "graph": graph,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "dtype": str(dtype).removeprefix("torch."),
+        "mode": mode,
+        "extra": {"kind": kind, "captured": captured, "dropout": DROPOUT},
+    }
+    return problem(Inputs(data, _NETS[kind], dtype, captured), facts, prepared=False)
+
+
+def problem(i: Inputs, facts: dict[str, Any], prepared: bool) -> Problem:
+    """The problem whose truth PyG's layers give in float64, the graph as given to them or ``prepared``."""
+    results = [
+        _results(i, i.net(pyg, prepared).to(precise), i.edges(prepared, precise))
+        for precise in (torch.float64, i.dtype)
+    ]
     expected = [
         truth.Expected(exact, rounded, None, factor)
         for exact, rounded, factor in zip(*results, (2.0, 3.0), strict=True)
     ]
-    return Problem(
-        facts={
-            "graph": graph,
-            "num_nodes": inputs.data.num_nodes,
-            "num_edges": inputs.data.num_edges,
-            "dtype": str(dtype).removeprefix("torch."),
-            "mode": mode,
-            "extra": {"kind": kind, "captured": captured, "dropout": _DROPOUT},
-        },
-        inputs=inputs,
-        device=device(),
-        check=lambda results: truth.worst(expected, results),
-    )
+    return Problem(facts, i, device(), lambda results: truth.worst(expected, results))
 
 
-def _results(i: Inputs, net: Net, edges: Sequence[Tensor]) -> Sequence[Tensor]:
+def _results(i: Inputs, net: torch.nn.Module, edges: Sequence[Tensor]) -> Sequence[Tensor]:
     """Scores without dropout, and the gradients of all parameters as one."""
     net.eval()
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
@@ -129,17 +140,28 @@ def _loss(i: Inputs, scores: Tensor) -> Tensor:
     return F.cross_entropy(wide, i.target)
 
 
-def _provider(package: Any, i: Inputs) -> Prepared:
-    """A step with Adam. Captured, what is checked are the numbers of a replay."""
-    prepared = i.captured and package is pyg
-    net, edges = i.net(package, prepared), i.edges(prepared)
-    x = i.data.x.to(i.dtype)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.005, fused=True, capturable=i.captured)
+def training_step(
+    i: Inputs, package: Any, *, prepared: bool, captured: bool, compiled: bool = False
+) -> Prepared:
+    """A step with Adam. Captured, what is checked are the numbers of a replay.
+
+    Args:
+        i: What the step is made from.
+        package: Whose layers the network has.
+        prepared: Whether they are given the loops and weights of :meth:`Inputs.edges`.
+        captured: Whether the step is a CUDA graph.
+        compiled: Whether the network is under ``torch.compile``.
+    """
+    net = i.net(package, prepared)
+    if compiled:
+        compile_in_place(net)
+    edges, x = i.edges(prepared), i.data.x.to(i.dtype)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.005, fused=True, capturable=captured)
 
     def forward_and_backward() -> Sequence[Tensor]:
         return _results(i, net, edges)
 
-    replay = loop.captured(forward_and_backward) if i.captured else forward_and_backward
+    replay = loop.captured(forward_and_backward) if captured else forward_and_backward
     checked = [result.clone() for result in replay()]
     if x.is_cuda:
         torch.cuda.synchronize()
@@ -151,10 +173,28 @@ def _provider(package: Any, i: Inputs) -> Prepared:
         _loss(i, net(x, edges)).backward()
         optimizer.step()
 
-    call = loop.captured(step) if i.captured else step
+    call = loop.captured(step) if captured else step
     taken = models.path(net)[0]
     extra = {"loops and weights": "made beforehand" if prepared else "made by the layers"}
     return Prepared(call, lambda: checked, "-" if taken == "pyg" else taken, extra)
+
+
+def compile_in_place(*modules: torch.nn.Module) -> None:
+    """Puts the modules under ``torch.compile``, and forgets others: dynamo gives up if they are many."""
+    torch.compiler.reset()
+    for module in modules:
+        module.compile()
+
+
+def without_compiled(providers: Mapping[str, Provider]) -> Mapping[str, Provider]:
+    """All ``providers``, but where there is no GPU only those that need not compile for minutes."""
+    if torch.cuda.is_available():
+        return providers
+    return {name: provider for name, provider in providers.items() if "compiled" not in name}
+
+
+def _provider(package: Any, i: Inputs) -> Prepared:
+    return training_step(i, package, prepared=i.captured and package is pyg, captured=i.captured)
 
 
 Bench(

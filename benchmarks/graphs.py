@@ -1,6 +1,6 @@
 """The benchmarks' graphs by name: real ones from the data folder, generated ones from a cache folder.
 
-``python -m benchmarks.graphs reddit products`` generates ahead of time, one process a graph.
+``python -m benchmarks.graphs reddit yelp`` generates ahead of time, one process a graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from benchmarks import synth
 from graphfuse import RowWindows
 from graphfuse.train import datasets
 
-_PYG = ("cora", "pubmed", "github")
+_PYG = {  # names here and in graphfuse.train.datasets
+    "cora": "cora",
+    "pubmed": "pubmed",
+    "github": "github",
+    "computers": "amazon-computers",
+    "cs": "coauthor-cs",
+}
 _CSR = ("ego-twitter", "dblp-2010", "blogcatalog3")
 _GENERATED: dict[str, Callable[[], tuple[synth.Array, synth.Array]]] = {
     "reddit": functools.partial(synth.community_graph, "reddit"),
@@ -32,7 +38,11 @@ _GENERATED: dict[str, Callable[[], tuple[synth.Array, synth.Array]]] = {
     "uniform-2.4m-124m": functools.partial(synth.uniform_graph, 2_449_029, 123_698_729),
     "tiny": functools.partial(synth.uniform_graph, 96, 400),  # for tests
 }
-STAND_INS = ("reddit", "products")  # size and window statistics of the data set, not its edges
+_IN_SWEEPS = tuple(_GENERATED)
+_OTHER = ("blog", "ogbn-arxiv", "igb-small", "yelp", "amazonproducts")  # in no sweep: for --graphs
+_GENERATED |= {name: functools.partial(synth.community_graph, name) for name in _OTHER}
+_GENERATED["rmat"] = functools.partial(synth.rmat_graph, 262_144, 8_388_608)
+STAND_INS = ("reddit", "products", *_OTHER, "rmat")  # size and degrees of the kind, not a data set's edges
 
 NAMES = (*_PYG, *_CSR, *_GENERATED)
 
@@ -76,7 +86,7 @@ def load(name: str, device: torch.device) -> Graph:
         graphfuse.train.datasets.DatasetError: likewise, and it could not be downloaded.
     """
     if name in _PYG:
-        data = datasets.load(name).data
+        data = datasets.load(_PYG[name]).data
         return Graph(name, data.edge_index.to(device), int(data.num_nodes))
     if name in _CSR:
         path = datasets.data_root() / "csr" / f"{name}.npz"
@@ -106,10 +116,11 @@ def generate(name: str) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Generates the named graphs, or all, side by side."""
+    """Generates the named graphs, or those of the sweeps, side by side."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_GENERATED)}; default all")
-    names = parser.parse_args(arguments).names or list(_GENERATED)
+    texts = [", ".join(names) for names in (_GENERATED, _IN_SWEEPS)]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {texts[0]}; default {texts[1]}")
+    names = parser.parse_args(arguments).names or list(_IN_SWEEPS)
     unknown = sorted(set(names) - set(_GENERATED))
     if unknown:
         parser.error(f"not generated: {', '.join(unknown)}")

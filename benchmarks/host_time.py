@@ -98,9 +98,7 @@ def _public(w: RowWindows) -> Ops:
         lambda a_src, a_dst, x: ops.gat_attention(a_src, a_dst, x, w, self_loops=True),
         lambda x_src, x_dst, att: ops.gatv2_attention(x_src, x_dst, att, w, self_loops=True),
         lambda q, k, v: ops.sparse_attention(q, k, v, w),
-        lambda q, k, v, scale: ops.sparse_attention(
-            q, k, v, w, 1.0, self_loops=True, key_scale=scale, key_norm=1.0
-        ),
+        lambda q, k, v, scale: ops.sparse_attention(q, k, v, w, 1.0, self_loops=True, key_scale=scale),
     )
 
 
@@ -138,12 +136,12 @@ def _registered(w: RowWindows) -> Ops:
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         operands = (q, k, v, None, None, None, None)
-        found: Tensor = call.attention.default(*of_heads, scale, 0.0, False, 0.0, *operands)[0]
+        found: Tensor = call.attention.default(*of_heads, scale, 0.0, False, *operands)[0]
         return found
 
     def agnn(q: Tensor, k: Tensor, v: Tensor, key_scale: Tensor) -> Tensor:
         found: Tensor = call.attention.default(
-            *of_agnn, 1.0, 0.0, True, 1.0, q, k, v, None, None, None, key_scale
+            *of_agnn, 1.0, 0.0, True, q, k, v, None, None, None, key_scale
         )[0]
         return found
 

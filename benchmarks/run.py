@@ -20,8 +20,11 @@ from benchmarks import blocks as blocks
 from benchmarks import blocksparse as blocksparse
 from benchmarks import captured_steps as captured_steps
 from benchmarks import cora_step as cora_step
+from benchmarks import epochs as epochs
 from benchmarks import gcn_step as gcn_step
+from benchmarks import graph_transformer as graph_transformer
 from benchmarks import host_time as host_time
+from benchmarks import molecules as molecules
 from benchmarks import reorder as reorder
 from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm

@@ -142,23 +142,18 @@ def make_problem(case: Case, graph: Graph) -> Problem:
     structures: tuple[dict[str, Any], ...] = ({}, {})
     if case.op != "gated_skip":
         structures = ({"windows": graph.windows}, {"edge_index": graph.edge_index})
+    scale = data.positive(graph.num_nodes, case.shape[0]) if "key_scale" in case.options else None
 
-    def with_keys(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        # the operands, with unit vectors as keys where they are scaled values, and what is promised of them
-        if "key_scale" not in case.options:
-            return given, {}
-        v = given["v"]
-        scale = 1.0 / v.detach().float().norm(dim=2).clamp_min(2.0**-24)
-        keys = {"k": (v * scale[:, :, None]).to(v.dtype)}
-        return given | keys, {"key_scale": scale, "key_norm": 1.0}
+    def with_keys(given: dict[str, Any]) -> dict[str, Any]:
+        return given if scale is None else {**given, "k": (given["v"] * scale[:, :, None]).to(given["v"])}
 
     # looked up at each call, so that a test may put something else there
     def op(**given: Any) -> Tensor:
-        given, promise = with_keys(given)
-        return _joined(getattr(ops, case.op)(**structures[0], **given, **options, **promise))
+        promise = {} if scale is None else {"key_scale": scale}
+        return _joined(getattr(ops, case.op)(**structures[0], **with_keys(given), **options, **promise))
 
     def definition(**given: Any) -> Tensor:
-        return _joined(getattr(reference, case.op)(**structures[1], **with_keys(given)[0], **options))
+        return _joined(getattr(reference, case.op)(**structures[1], **with_keys(given), **options))
 
     data.refill()
     return Problem(data, op, definition)
@@ -270,7 +265,8 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_LONG_ROWS = ("gatv2_row", lambda heads, dim, size, backward, _: _GATV2_ROW(heads, dim, size, backward, True))
+_LONG = 256  # edges
+_LONG_ROWS = ("gatv2_row", lambda *shape: _GATV2_ROW(*shape[:4], _LONG, shape[5]))
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -330,11 +326,12 @@ def _of_gat() -> Iterator[Case]:
                 yield Case("gat_attention", walk, dtype, shape, options, patches)
         for options in (*every, *with_edges):
             yield Case("gatv2_attention", "rows", dtype, shape, options)
-        heads, dim = shape
-        if _GATV2_ROW(heads, dim, dtype.itemsize, True, True) != _GATV2_ROW(
-            heads, dim, dtype.itemsize, True, False
-        ):
-            yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG_ROWS,))
+        for options in (*every, with_edges[-1]):
+            short, long = (
+                _GATV2_ROW(*shape, dtype.itemsize, True, n, "edges" in options) for n in (0, _LONG)
+            )
+            if short != long:
+                yield Case("gatv2_attention", "rows-long", dtype, shape, options, (_LONG_ROWS,))
 
 
 def _of_others() -> Iterator[Case]:

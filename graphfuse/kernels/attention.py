@@ -73,7 +73,6 @@ class Shape(NamedTuple):
     dtype: torch.dtype
     edge_dim: int = 0
     self_loops: bool = False  # whether each node has one loop, and no other
-    key_norm: float = 0.0  # no key is longer; 0: one may be of any length
 
 
 class Structure(NamedTuple):
@@ -98,17 +97,17 @@ class Plan(NamedTuple):
     merge: Launch | None
 
 
-def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...]) -> Plan:
+def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: bool) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim, loops, key_norm = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_window(heads, dim, dropout > 0, key_norm > 0)
+        config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, loops, key_norm, acc)
+        rest += (config.step, config.stages, config.probe, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
@@ -158,7 +157,7 @@ def attention_fwd(
     key = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
     plan = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _plan(structure, shape, strides)
+        plan = w.plans[key] = _plan(structure, shape, strides, key_scale is not None)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height

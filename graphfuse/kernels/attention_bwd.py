@@ -135,7 +135,7 @@ class Saved(NamedTuple):
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transposed: bool) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, scale, dropout, dtype, edge_dim, loops, _ = shape
+    heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]

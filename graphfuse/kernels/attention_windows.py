@@ -107,25 +107,21 @@ def one_row(
     return top, total, acc
 
 
-# No weight exp(score - bound) of half precision is lost if scores are within this of 0: exp(-8) > 2**-12.
-_NEAR = tl.constexpr(4.0)
-
-
 @triton.jit
 def attend(
     column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end, head,
-    heads, q, own_key, bound, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
-    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    heads, q, own_key, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Goes on with the softmax (top, total) and the sums acc over the entries [begin, end) of a window. FIXED:
-    # no score of a row, before scale, is above `bound`, and none far below: no maximum is looked for.
+    # `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough
+    # is for `held` to say, from `total` and from `seen`, the rows of all entries.
     RATE: tl.constexpr = rate_of(SCALE)
+    shift = shift_of(top) * RATE
+    seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     if FIXED:
-        rescale = tl.exp2(top * RATE - bound * RATE)
-        total *= rescale
-        acc *= flat(rescale, GROUP)[:, None]
         sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
@@ -133,6 +129,8 @@ def attend(
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        if FIXED:
+            seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
             column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
@@ -149,7 +147,7 @@ def attend(
             ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         if FIXED:
             # what is summed is what values are multiplied with, rounded: the weights of a row add up to 1
-            p = tl.exp2(s * RATE - tl.expand_dims(bound * RATE, -1)).to(v.dtype)
+            p = tl.exp2(s * RATE - tl.expand_dims(shift, -1)).to(v.dtype)
             ones = tl.full((COLUMNS, 16), 1.0, dtype=tl.float32).to(v.dtype)
             sums = dot(flat(p, GROUP), ones, sums, ACC)
         else:
@@ -168,9 +166,28 @@ def attend(
             acc = dot(flat(p.to(v.dtype), GROUP), v, acc * flat(rescale, GROUP)[:, None], ACC)
             top = higher
     if FIXED:
-        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same
-        top = tl.where(total == 0, float("-inf"), bound)  # NaN is not 0
-    return top, total, acc
+        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same number
+        top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
+    return top, total, acc, seen
+
+
+@triton.jit
+def tame(top, RATE: tl.constexpr):
+    # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
+    # half precision too: exp(11) still is, and exp(-8) is one of full precision.
+    near = (top == float("-inf")) | (tl.abs(top) * (RATE / LOG2_E) <= 8.0)  # NaN is not near
+    return tl.min(tl.where(near, 1, 0))
+
+
+@triton.jit
+def held(total, seen, GROUP: tl.constexpr):
+    # Whether it was: no weight overflowed, and those of a row that has edges are not all tiny.
+    some = tl.max((seen[None, :] >> tl.arange(0, 16)[:, None]) & 1, 1)
+    if GROUP > 1:
+        some = tl.broadcast_to(some[None, :], (GROUP, 16))
+    empty = (total == 0) & (some == 0)
+    good = (total >= 2.0**-6) & (total <= 2.0**30)  # NaN is neither
+    return tl.min(tl.where(good | empty, 1, 0))
 
 
 # GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,
@@ -179,8 +196,7 @@ def attend(
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
 #             copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are the values
-#             and, multiplied with it, the keys: one row is gathered, not two. No key is longer than
-#             KEY_NORM, if that is not 0
+#             and, multiplied with it, the keys: one row is gathered, not two
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
@@ -191,8 +207,8 @@ def attention_window_kernel(
     q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, KEY_NORM: tl.constexpr, ACC: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PROBE: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
@@ -211,34 +227,46 @@ def attention_window_kernel(
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + window)
-        at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
-        own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
-        own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
-        if key_scale_ptr is not None:
-            own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
-        top = tl.where(with_loop, own_score.reshape(ROWS), top)
-        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-        own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        acc = own_v.to(ACC)
-        if DROPOUT > 0:
-            acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
-    if KEY_NORM == 0:
-        near: tl.constexpr = False
-    else:  # |q k| <= |q| |k|
-        bound = tl.sqrt(tl.sum(q.to(ACC) * q.to(ACC), -1)) * KEY_NORM
-        near = tl.max(tl.where(bound * (RATE / LOG2_E) <= _NEAR, 0, 1)) == 0  # NaN is not near
-    if near:
-        top, total, acc = attend(
-            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end,
-            head, heads, q, own_key, bound, top, total, acc, True, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
-            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+    # The maximum of the first entries serves the others, if they are tame; that is half the work. Should it
+    # turn out to have been too small or too large, all is done once more, with a running maximum to the end.
+    middle = end
+    if PROBE > 0:
+        middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
+    todo = 1
+    while todo > 0:
+        todo = 0
+        top = tl.full(ROWS, float("-inf"), dtype=ACC)
+        total = tl.zeros(ROWS, dtype=ACC)
+        acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+        if LOOPS:
+            at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
+            own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
+            own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
+            if key_scale_ptr is not None:
+                own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
+            top = tl.where(with_loop, own_score.reshape(ROWS), top)
+            total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
+            own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+            acc = own_v.to(ACC)
+            if DROPOUT > 0:
+                acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
+        top, total, acc, _ = attend(
+            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, middle,
+            head, heads, q, own_key, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM,
+            COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
-    else:
-        top, total, acc = attend(
-            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end,
-            head, heads, q, own_key, None, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
-            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
+        if PROBE > 0:
+            if middle < end:
+                done = tame(top, RATE)
+                if done > 0:
+                    top, total, acc, seen = attend(
+                        column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
+                        middle, end, head, heads, q, own_key, top, total, acc, True, K_STRIDE, V_STRIDE,
+                        HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+                    )  # fmt: skip
+                    done = held(total, seen, GROUP)
+                todo = 1 - done
+                middle = end
     top, total = flat(top, GROUP), flat(total, GROUP)
     rows, heads, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window

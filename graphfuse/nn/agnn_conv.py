@@ -132,9 +132,7 @@ class AGNNConv(MessagePassing):
         query, key, value = (unit * beta).unsqueeze(1), unit.unsqueeze(1), x.unsqueeze(1)
         # the rows of x serve as keys and as values, and are read once
         inverse, loops = norm.detach().reciprocal(), self.add_self_loops
-        out = ops.sparse_attention(
-            query, key, value, windows, 1.0, self_loops=loops, key_scale=inverse, key_norm=1.0
-        )
+        out = ops.sparse_attention(query, key, value, windows, 1.0, self_loops=loops, key_scale=inverse)
         out = out.view(x.shape)
         # the op keeps its result for backward, where an activation in place would be an error
         return out.clone() if out.requires_grad else out

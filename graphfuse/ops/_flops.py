@@ -51,8 +51,8 @@ def _attention(products: int, skipped: int) -> Any:
     return count
 
 
-register_flop_formula(_ops.attention, get_raw=True)(_attention(2, 4))
-register_flop_formula(_ops.attention_backward, get_raw=True)(_attention(5, 7))
+register_flop_formula(_ops.attention, get_raw=True)(_attention(2, 3))
+register_flop_formula(_ops.attention_backward, get_raw=True)(_attention(5, 6))
 
 
 def _additive(products: tuple[int, int], skipped: int) -> Any:

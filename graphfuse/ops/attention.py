@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -43,7 +42,6 @@ def sparse_attention(
     *,
     self_loops: bool = False,
     key_scale: Tensor | None = None,
-    key_norm: float = 0.0,
 ) -> Tensor: ...
 
 
@@ -75,7 +73,6 @@ def sparse_attention(
     edge_attr: Tensor | None = None,
     self_loops: bool = False,
     key_scale: Tensor | None = None,
-    key_norm: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scaled dot-product attention in which node :math:`i` sees only its in-neighbours :math:`N(i)`.
 
@@ -111,8 +108,6 @@ def sparse_attention(
             ``key_scale[:, :, None] * v``. Then the kernels read one row, of ``v``, for each neighbour, not
             two; ``k`` itself is not read, and gets the gradient of the keys. ``key_scale`` gets none, and
             must not require one. Without ``edge_attr``.
-        key_norm: A promise that no key is longer than this; 0 promises nothing. Where it bounds the scores of
-            a row closely, as where keys are unit vectors, no maximum is looked for.
 
     Returns:
         ``[num_dst, heads, head_dim]`` in the dtype of ``q``; sums are kept in float32. With ``edge_attr``
@@ -139,8 +134,6 @@ def sparse_attention(
     check_edges(q, windows.num_edges, edge_query, edge_attr)
     if key_scale is not None:
         check_key_scale(key_scale, k, edge_attr)
-    if not (0.0 <= key_norm < math.inf):
-        raise ValueError(f"`key_norm` must be 0 or a positive length (got {key_norm})")
     if self_loops and (num_dst != num_src or edge_attr is not None):
         got = f"{num_dst} receivers and {num_src} sources" if num_dst != num_src else "`edge_attr`"
         raise ValueError(
@@ -150,7 +143,7 @@ def sparse_attention(
     if not torch.compiler.is_compiling():
         _check.runs_kernel(q, "q")
         pin_if_capturing(windows)
-    how = How(head_dim**-0.5 if scale is None else float(scale), dropout, self_loops, float(key_norm))
+    how = How(head_dim**-0.5 if scale is None else float(scale), dropout, self_loops)
     given = Operands(q, k, v, seed, edge_query, edge_attr, key_scale)
     graph = graph_of(windows, _choose, *how, *given)
     if not isinstance(graph, Walks):
@@ -169,8 +162,8 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
 
 
 def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
-    # scale, dropout, self_loops, key_norm; q, k, v, seed, edge_query, edge_attr
-    _, _, _, _, q, _, _, _, _, edge_attr, *_ = arguments
+    # scale, dropout, self_loops; q, k, v, seed, edge_query, edge_attr
+    _, _, _, q, _, _, _, _, edge_attr, *_ = arguments
     with_edges, (_, heads, dim) = edge_attr is not None, q.shape
     # the window kernel reads numbers of the first source, so there has to be one
     rows = with_edges or sizes[1] == 0
@@ -183,7 +176,6 @@ class How(NamedTuple):
     scale: float
     dropout: float
     self_loops: bool
-    key_norm: float
 
 
 class Operands(NamedTuple):
@@ -223,7 +215,7 @@ def _prepared(how: How, given: Operands) -> tuple[Any, Any, Any]:
     q, v = contiguous_heads(given.q), contiguous_heads(given.v)
     key_scale = None if given.key_scale is None else given.key_scale.contiguous()
     k = contiguous_heads(given.k) if key_scale is None else v  # the kernels scale the rows that they read
-    shape = kernels.Shape(*q.shape[1:], how.scale, how.dropout, q.dtype, edge_dim, *how[2:])
+    shape = kernels.Shape(*q.shape[1:], how.scale, how.dropout, q.dtype, edge_dim, how.self_loops)
     return (q, k, v, key_scale), edges, shape
 
 
@@ -366,7 +358,7 @@ _OPERANDS = (
 )
 register(
     "attention",
-    f"float scale, float dropout, bool self_loops, float key_norm, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    f"float scale, float dropout, bool self_loops, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     _run_registered,
     _fake,
     _apply_registered,
@@ -374,11 +366,10 @@ register(
 )
 register(
     "attention_backward",
-    "float scale, float dropout, bool self_loops, float key_norm, bool with_edge_attr, Tensor grad, "
-    f"Tensor edge_value, {_OPERANDS}, Tensor out, Tensor softmax, Tensor edge_sum) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "float scale, float dropout, bool self_loops, bool with_edge_attr, Tensor grad, Tensor edge_value, "
+    f"{_OPERANDS}, Tensor out, Tensor softmax, Tensor edge_sum) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
     _no_derivative,
-    lambda sizes, *arguments: _choose(sizes, *arguments[:4], *arguments[7:]),
+    lambda sizes, *arguments: _choose(sizes, *arguments[:3], *arguments[6:]),
 )

@@ -85,7 +85,7 @@ def test_every_launch_has_new_numbers_in_the_same_memory(device: torch.device) -
     everything = [*data.inputs.values(), *data._positive, *data._seeds]
     before = [(tensor.data_ptr(), tensor.detach().clone()) for tensor in everything]
     data.refill()
-    assert len(everything) == 3
+    assert len(everything) == 4
     for tensor, (address, numbers) in zip(everything, before, strict=True):
         assert tensor.data_ptr() == address and not torch.equal(tensor, numbers)
 

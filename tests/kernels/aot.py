@@ -71,7 +71,10 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     types = {**INDICES, **NUMBERS, **STRIDES, **case.operands}
     given = {name for name in names if name in types and name not in case.constants}
     signature = {name: types[name] if name in given else "constexpr" for name in names}
-    constants = {name: case.constants.get(name) for name in names if name not in given}
+    chosen = case.constants
+    if "TILE" in names and TARGETS[target].backend == "hip":
+        chosen = chosen | {"TILE": 0}  # as launch.py has it there
+    constants = {name: chosen.get(name) for name in names if name not in given}
     attrs = {
         (i,): ALIGNED
         for i, name in enumerate(names)
@@ -217,7 +220,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
         windows = (
             (
                 attention_windows.attention_window_kernel,
-                launch.attention_window(heads, dim, rate > 0, loops),
+                launch.attention_window(heads, dim, 2, rate > 0, loops),
                 False,
             ),
             *(
@@ -242,7 +245,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "SCALE": 0.125,
                 "DROPOUT": rate,
                 "LOOPS": loops,
-                "KEY_NORM": 1.0 if loops else 0.0,
+                "PROBE": config.probe,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
             }
@@ -268,17 +271,9 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
-    forward, long = (launch.gatv2_row(heads, dim, size, False, long) for long in (False, True))
-    rows = launch.gatv2_row(heads, dim, size, True, False)
-    long_rows = launch.gatv2_row(heads, dim, size, True, True)
     kernels = [
         (additive_rows.additive_row_kernel, launch.gat_row(heads, dim, size, False), False, {}),
-        (additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None}),
-        (additive_rows.additive_row_kernel, long, True, {"tilt_ptr": None}),
         (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
-        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": False}),
-        (gatv2_rows.gatv2_bwd_row_kernel, rows, True, {"TRANSPOSED": True, "own_out_ptr": None}),
-        (gatv2_rows.gatv2_bwd_row_kernel, long_rows, True, {"TRANSPOSED": True, "own_out_ptr": None}),
     ]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         windows = [
@@ -288,7 +283,12 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 (gat_windows.gat_bwd_window_kernel, True),
             )
         ]
-        for kernel, config, v2, more in (*kernels, *(windows if dtype != "fp32" else ())):
+        rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
+        for mean in (8, 256):
+            forward, back = (launch.gatv2_row(heads, dim, size, b, mean, with_edges) for b in (False, True))
+            rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
+            rows += [(gatv2_rows.gatv2_bwd_row_kernel, back, True, side) for side in sides]
+        for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
             constants = {
                 "HEADS": heads,
                 "DIM": dim,
@@ -297,6 +297,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
+                "TILE": config.tile,
                 "STAGES": config.stages,
                 "SLOPE": 0.2,
                 "DROPOUT": rate,

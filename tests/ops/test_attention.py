@@ -57,7 +57,7 @@ def test_output_and_gradients_match_definition(
 
 @pytest.mark.parametrize("heads_dim", [(3, 8), (5, 7), (2, 16)], ids=str)
 def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> None:
-    assert launch.attention_window(*heads_dim, dropout=False).rows == 2
+    assert launch.attention_group(*heads_dim) == 2
     for dropout in (0.0, 0.3):
         seed = torch.tensor([9], device=device)
         check_attention("ragged", device, torch.float16, *heads_dim, dropout=dropout, seed=seed)
@@ -231,7 +231,7 @@ def test_float64_on_a_gpu_points_elsewhere() -> None:
 def test_opcheck(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4)
     packed = (windows.packed_rows, None, False, *windows.shape)
-    arguments = (*packed, 0.5, 0.0, False, 0.0, *given.values(), None, None, None, None)
+    arguments = (*packed, 0.5, 0.0, False, *given.values(), None, None, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.graphfuse.attention.default, arguments, test_utils=checks)
 

@@ -154,7 +154,7 @@ def test_opcheck(device: torch.device) -> None:
     windows, _, given = draw("ragged", device, torch.float32, 2, 4, 3)
     packed = (windows.packed_rows, windows.packed_row_edges, False, *windows.shape)
     q, k, v, edge_query, edge_attr = given.values()
-    arguments = (*packed, 0.5, 0.0, False, 0.0, q, k, v, None, edge_query, edge_attr, None)
+    arguments = (*packed, 0.5, 0.0, False, q, k, v, None, edge_query, edge_attr, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.graphfuse.attention.default, arguments, test_utils=checks)
 

@@ -1,0 +1,162 @@
+"""A TransformerConv on a batch of small graphs, forward and backward, windows cut within the call or given.
+
+The graphs are stand-ins of the sizes of ogbg-molhiv, not molhiv: rings and chains joined at random, of about
+25 nodes and 27 bonds, each bond in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+import graphfuse.nn
+from benchmarks import truth
+from benchmarks.bench import Bench, Prepared, Problem, device
+from graphfuse import RowWindows
+from graphfuse.train import models
+
+_IN, _HEADS, _HEAD_DIM = 128, 4, 32
+_RINGS = (2, 3, 4)  # of a molecule; the bonds are as many as its atoms, less one, and its rings
+_RING_ATOMS = (5, 6, 6, 6)
+_CHAIN_ATOMS = (3, 14)  # at least and at most, outside of rings
+_CHAIN = 3  # atoms of a piece outside of rings, at most
+_BONDS = 4  # of an atom, at most
+
+
+def molecule(rng: np.random.Generator) -> tuple[int, list[tuple[int, int]]]:
+    """Atoms and bonds of one: rings and chains in random order, each joined to an atom before it."""
+    left = int(rng.integers(_CHAIN_ATOMS[0], _CHAIN_ATOMS[1] + 1))
+    pieces = [(int(rng.choice(_RING_ATOMS)), True) for _ in range(rng.choice(_RINGS))]
+    while left > 0:
+        pieces.append((min(left, int(rng.integers(1, _CHAIN + 1))), False))
+        left -= pieces[-1][0]
+    atoms = 0
+    bonds: list[tuple[int, int]] = []
+    for place in rng.permutation(len(pieces)):
+        size, ring = pieces[place]
+        if atoms > 0:
+            taken = np.bincount(np.array(bonds, dtype=np.int64).ravel(), minlength=atoms)
+            bonds.append((int(rng.choice(np.flatnonzero(taken < _BONDS))), atoms))
+        bonds += [(atom, atom + 1) for atom in range(atoms, atoms + size - 1)]
+        if ring:
+            bonds.append((atoms + size - 1, atoms))
+        atoms += size
+    return atoms, bonds
+
+
+def batch(molecules: int, seed: int = 0) -> tuple[Tensor, int]:
+    """``edge_index`` of that many molecules, the directions of a bond side by side, and how many nodes."""
+    rng = np.random.default_rng(seed)
+    num_nodes, edges = 0, []
+    for _ in range(molecules):
+        atoms, bonds = molecule(rng)
+        for u, v in bonds:
+            edges += [(num_nodes + u, num_nodes + v), (num_nodes + v, num_nodes + u)]
+        num_nodes += atoms
+    return torch.tensor(edges).t().contiguous(), num_nodes
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What providers are given. ``edge_index`` itself goes to no layer: it is to have no record."""
+
+    edge_index: Tensor
+    x: Tensor
+    grad: Tensor  # of the output
+    given: bool  # whether graphfuse gets windows
+
+    def layer(self, package: Any) -> torch.nn.Module:
+        """The layer of ``package``, with the same start for all."""
+        torch.manual_seed(0)
+        layer: torch.nn.Module = package.TransformerConv(_IN, _HEAD_DIM, heads=_HEADS)
+        return layer.to(self.x.device, self.x.dtype)
+
+    def fresh_edges(self) -> Tensor:
+        """As a loader hands them over: a tensor that was never seen before."""
+        return self.edge_index.clone()
+
+
+def _problem(molecules: int, windows: str, dtype: torch.dtype, mode: str) -> Problem:
+    edge_index, num_nodes = batch(molecules)
+    random = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(num_nodes, size, generator=random) for size in (_IN, _HEADS * _HEAD_DIM))
+    x, grad = x.to(device(), dtype), grad.to(device(), dtype)
+    inputs = Inputs(edge_index.to(device()), x, grad, windows == "given")
+    results = [
+        _results(inputs, inputs.layer(pyg).to(precise), inputs.edge_index)
+        for precise in (torch.float64, dtype)
+    ]
+    expected = [
+        truth.Expected(exact, rounded, None, factor)
+        for exact, rounded, factor in zip(*results, (2.0, 3.0, 3.0), strict=True)
+    ]
+    return Problem(
+        facts={
+            "graph": f"{molecules} molecules",
+            "num_nodes": num_nodes,
+            "num_edges": edge_index.size(1),
+            "heads": _HEADS,
+            "head_dim": _HEAD_DIM,
+            "dtype": str(dtype).removeprefix("torch."),
+            "mode": mode,
+            "extra": {"kind": f"windows {windows}", "stand_in": True},
+        },
+        inputs=inputs,
+        device=device(),
+        check=lambda results: truth.worst(expected, results),
+    )
+
+
+def _results(i: Inputs, layer: torch.nn.Module, edges: Any) -> Sequence[Tensor]:
+    """The output, and the gradients in x and, as one, in all parameters."""
+    parameters = list(layer.parameters())
+    x = i.x.to(parameters[0].dtype, copy=True).requires_grad_()
+    out = layer(x, edges)
+    in_x, *others = torch.autograd.grad(out, [x, *parameters], i.grad.to(out.dtype))
+    return out.detach(), in_x, torch.cat([gradient.flatten() for gradient in others])
+
+
+def _graphfuse(i: Inputs) -> Prepared:
+    if not i.given:  # while windows of equal edges live, none would be built
+        return _provider(graphfuse.nn, i.fresh_edges, i)
+    windows = RowWindows.from_edge_index(i.fresh_edges(), (i.x.size(0), i.x.size(0)))
+    return _provider(graphfuse.nn, lambda: windows, i)
+
+
+def _pyg(i: Inputs) -> Prepared:
+    return _provider(pyg, i.fresh_edges, i)
+
+
+def _provider(package: Any, edges: Callable[[], Any], i: Inputs) -> Prepared:
+    layer = i.layer(package)
+    x = i.x.clone().requires_grad_()
+    leaves = [x, *layer.parameters()]
+
+    def call() -> Sequence[Tensor]:
+        return torch.autograd.grad(layer(x, edges()), leaves, i.grad)
+
+    checked = _results(i, layer, edges())
+    taken = models.path(layer)[0]
+    return Prepared(call, lambda: checked, "-" if taken == "pyg" else taken)
+
+
+Bench(
+    name="molecules",
+    sweep=[
+        {
+            "molecules": (1024,),
+            "windows": ("built", "given"),
+            "dtype": (torch.float32, torch.bfloat16),
+            "mode": ("fwd+bwd",),
+        }
+    ],
+    problem=_problem,
+    providers={"graphfuse": _graphfuse, "pyg": _pyg},
+    take_turns=True,
+)
