@@ -42,6 +42,7 @@ _HOOKS = tuple(
 )
 _hooks_of = operator.itemgetter(*_HOOKS)
 _INTEGERS = (torch.int32, torch.int64)
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _SUMS = ("add", "sum")
 
 
@@ -88,7 +89,9 @@ def is_plain_tensor(x: Any) -> bool:
     return exporting and isinstance(x, FakeTensor)
 
 
-def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> Iterator[str]:
+def common_reasons(
+    layer: MessagePassing, base: type, x: Any, edge_index: Any, projects: bool = False
+) -> Iterator[str]:
     """Sentences for the conditions that all layers share; nothing if they all hold.
 
     Args:
@@ -96,6 +99,8 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         base: graphfuse's class that defines this forward; a subclass may have overridden its steps.
         x: Features of the nodes, or those of sources and receivers if the layer takes a pair.
         edge_index: What the user passed for the graph.
+        projects: Whether all that the layer does with features is to project them: then they may be a
+            ``torch.sparse`` matrix, as their projection is dense.
     """
     if _is_disabled():
         yield "GRAPHFUSE_DISABLE=1 is set"
@@ -120,7 +125,7 @@ def common_reasons(layer: MessagePassing, base: type, x: Any, edge_index: Any) -
         yield f"the aggregation is {layer.aggr!r}; the kernels sum"
     yield from _edge_index_reasons(edge_index)
     features = x if isinstance(x, (tuple, list)) else (x,)
-    yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one))
+    yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one, projects))
 
 
 def _is_transformed() -> bool:
@@ -132,8 +137,8 @@ def _is_disabled() -> bool:
     return os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0")
 
 
-def _feature_reasons(x: Any) -> Iterator[str]:
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
+def _feature_reasons(x: Any, projects: bool) -> Iterator[str]:
+    if not isinstance(x, Tensor) or (x.layout != torch.strided and not (projects and x.layout in _SPARSE)):
         yield "the features are not a dense tensor"
     elif x.dim() != 2:
         yield f"the features have {x.dim()} dimensions; the kernels take 2"

@@ -301,7 +301,7 @@ class GATConv(MessagePassing):
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
         one_sided = isinstance(x, (tuple, list)) and len(x) == 2 and x[1] is None
         features = (x[0],) if one_sided else x
-        reasons = list(_dispatch.common_reasons(self, GATConv, features, edge_index))
+        reasons = list(_dispatch.common_reasons(self, GATConv, features, edge_index, projects=True))
         if not reasons:
             like = x if isinstance(x, Tensor) else x[0]
             num_src = like.size(0)

@@ -270,7 +270,7 @@ class GATv2Conv(MessagePassing):
         self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None
     ) -> list[str]:
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
-        reasons = list(_dispatch.common_reasons(self, GATv2Conv, x, edge_index))
+        reasons = list(_dispatch.common_reasons(self, GATv2Conv, x, edge_index, projects=True))
         if not reasons:
             like, other = (x, x) if isinstance(x, Tensor) else (x[0], x[-1])
             if self.flow != "source_to_target" and like.size(0) != other.size(0):

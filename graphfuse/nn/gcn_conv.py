@@ -169,7 +169,7 @@ class GCNConv(MessagePassing):
     @torch.jit.unused
     def why_not_fused(self, x: Any, edge_index: Any, edge_weight: Any = None) -> list[str]:
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
-        reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index))
+        reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index, projects=True))
         if edge_weight is not None and (not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1):
             reasons.append("edge_weight is not a one-dimensional tensor")
         if self._cached_adj_t is not None:
@@ -224,12 +224,14 @@ class GCNConv(MessagePassing):
         return out if self.bias is None else out + self.bias
 
     def _plain_weight(self, x: Tensor) -> Tensor | None:
-        # None: a replaced, hooked, parametrised or lazy projection, or autocast, goes through the module
+        # None: a replaced, hooked, parametrised or lazy projection, autocast, or sparse features, whose
+        # product is PyTorch's, go through the module
         lin = self._modules["lin"]
         if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
             return None
         weight = lin._parameters.get("weight")
         plain = weight is not None and _dispatch.is_plain_tensor(weight) and weight.dtype is x.dtype
+        plain = plain and x.layout is torch.strided
         return weight if plain and not torch.is_autocast_enabled(x.device.type) else None
 
     def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:

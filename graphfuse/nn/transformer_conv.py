@@ -245,7 +245,7 @@ class TransformerConv(MessagePassing):
         self, x: Any, edge_index: Any, edge_attr: Any = None, return_attention_weights: Any = None
     ) -> list[str]:
         """Why forward would run PyG's path for these arguments, a sentence per reason; empty if fused."""
-        reasons = list(_dispatch.common_reasons(self, TransformerConv, x, edge_index))
+        reasons = list(_dispatch.common_reasons(self, TransformerConv, x, edge_index, projects=True))
         reasons += [] if reasons else self._edge_reasons(x, edge_index, edge_attr)
         if isinstance(return_attention_weights, bool) and self.lin_edge is not None:
             reasons.append("return_attention_weights is set in a layer with edge features, which fold")

@@ -16,7 +16,7 @@ from graphfuse.nn._dispatch import path_taken
 from graphfuse.nn.gat_conv import _logits, summed_at_receivers
 from graphfuse.testing import GRAPHS
 from tests.nn import _gat
-from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
+from tests.nn._gat import MISFIT, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -121,8 +121,6 @@ def test_reasons(device: torch.device) -> None:
         layer.lin_edge.register_forward_hook(lambda module, args, out: 2 * out)
     falls_back(hooked, (x, edge_index, edge_attr), PLAIN)
     falls_back(hooked, (x, edge_index))
-    sparse = x.relu().to_sparse()
-    falls_back(plain, (sparse, edge_index), NOT_DENSE)
     both = ("the aggregation is 'mean'; the kernels sum", no_rate)
     falls_back(make(4, 5, device=device, dropout=1.0, aggr="mean"), (x, edge_index), *both)
 

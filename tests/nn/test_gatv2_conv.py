@@ -121,7 +121,6 @@ def test_reasons(device: torch.device) -> None:
     for layer in hooked:
         layer.lin_edge.register_forward_hook(lambda module, args, out: 2 * out)
     falls_back(hooked, (x, edge_index, edge_attr), PLAIN)
-    falls_back(plain, (x.relu().to_sparse(), edge_index), NOT_DENSE)
 
 
 def test_errors_are_pygs(device: torch.device) -> None:

@@ -155,9 +155,6 @@ def test_reasons(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     falls_back(make(width=257), (x, edge_index), "out_channels is 257; the kernels take heads of at most 256")
     falls_back(make(width=4, dropout=1.0), (x, edge_index), NO_RATE)
     falls_back(make(width=4, aggr="mean"), (x, edge_index), "the aggregation is 'mean'; the kernels sum")
-    sparse = x.relu().to_sparse()
-    falls_back(plain, ((x, sparse), edge_index), "the features are not a dense tensor")
-    falls_back(plain, ((sparse, sparse), edge_index), "the features are not a dense tensor")
     assert graphfuse.why_not(plain[0], x[None], edge_index)[0].startswith("the features have 3 dimensions")
     assert graphfuse.why_not(plain[0], (x, None), edge_index) == ["the features are not a dense tensor"]
     monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
