@@ -124,7 +124,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.tile, config.stages, slope, dropout, loops, v2, acc)
         programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(additive_row_kernel, programs, config.warps, graph, rest)
+        main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers)
     return Plan(main, _merge(w, shape))
 
 

@@ -211,7 +211,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
         programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest)
+        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers)
     return Plan(main, _merge_gradients(w, shape, 1))
 
 
@@ -269,5 +269,6 @@ def _gatv2_bwd_plan(
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
     rest += (config.rows, config.block_dim, config.step, config.tile, config.stages, slope, dropout, loops)
     programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, (*rest, accumulator(dtype)))
+    rest = (*rest, accumulator(dtype))
+    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers)
     return Plan(main, _merge_gradients(w, shape, 0))

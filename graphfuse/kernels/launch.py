@@ -114,6 +114,8 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
         size: Bytes of an element.
         keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
     """
+    if dim == 0 or out_dim == 0:
+        return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
     apart = GemmOrder.PROJECT if dim > out_dim and not keep else GemmOrder.AGGREGATE
     if max(dim, out_dim) * size > MAX_FUSED_BYTES:
         return apart

@@ -153,7 +153,7 @@ def _plan(
         config = launch.spmm_window(dim, dtype.itemsize, out_dim, load)
     else:
         config = launch.spmm_row(dim, dtype.itemsize, out_dim, w.num_rows)
-    shape = (dim, out_dim or dim, config.block_dim, config.block_out)
+    shape = (dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
@@ -172,7 +172,7 @@ def _plan(
         num_merges = w.merges.size(0)
         rest = (num_merges, w.num_rows, num_loops, *strides, *shape, w.height, *epilogue)
         merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, (w.merges,), rest)
-    return _Plan(out_dim or dim, main, merge)
+    return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 
 def spmm(

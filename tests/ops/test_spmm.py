@@ -136,6 +136,21 @@ def test_gemm(
     check(op, functools.partial(reference.spmm_gemm, edge_index, num_dst=num_dst, **options), inputs)
 
 
+@pytest.mark.parametrize(("dim", "out_dim"), [(5, 0), (0, 3), (0, 0)])
+def test_gemm_of_nothing(dim: int, out_dim: int, device: torch.device) -> None:
+    windows, edge_index, num_src, num_dst = build("ragged", device)
+    inputs = draw(device, torch.float32, x=(num_src, dim), weight=(out_dim, dim), bias=(out_dim,))
+    found = ops.spmm_gemm(windows, **inputs)
+    wanted = reference.spmm_gemm(edge_index, **inputs, num_dst=num_dst)
+    assert torch.equal(found, wanted)  # the bias
+    for mine, theirs in zip(
+        torch.autograd.grad(found.sum(), list(inputs.values())),
+        torch.autograd.grad(wanted.sum(), list(inputs.values())),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("frozen", ["x", "weight", "bias"])
 @pytest.mark.parametrize(("dim", "out_dim"), [(16, 7), (7, 16)])
 def test_gemm_with_a_frozen_operand(frozen: str, dim: int, out_dim: int, device: torch.device) -> None:

@@ -1,0 +1,233 @@
+"""Sweeps a row of the launch table offline: ``python -m benchmarks.tune --help``.
+
+The table, ``graphfuse/kernels/launch.py``, is code that nothing changes at run time. This times a benchmark
+with other values in the configurations that one of its functions returns, checks each result as every
+benchmark does, and prints which to write there. For example:
+
+    python -m benchmarks.tune attention attention_window --graphs reddit --only shape=8x16 mode=fwd \
+        --vary probe=0,64,128 registers=none,128,168
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import inspect
+import itertools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from tqdm import tqdm
+
+from benchmarks import run as run  # fills the registry
+from benchmarks.bench import REGISTRY, Bench, Case, Problem, device, machine
+from benchmarks.timing import release, time_call
+from graphfuse.formats.walk import Walk, Walks
+from graphfuse.kernels import launch
+from graphfuse.kernels.device import INTERPRETING
+from graphfuse.kernels.launch import Config
+from graphfuse.kernels.run import Launch
+
+_RESULTS = Path(__file__).parent / "results"
+_SECONDS = 0.05  # of timing, a configuration
+_THREADS = 16  # that compile
+
+Change = dict[str, Any]  # field of Config -> what stands there instead
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if a configuration gave a wrong result, 2 if nothing was swept."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tune", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("bench", choices=sorted(REGISTRY), metavar="BENCH", help="of benchmarks.run")
+    parser.add_argument("function", metavar="FUNCTION", help="of launch.py, one that returns a Config")
+    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweep")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the benchmark's cases"
+    )
+    parser.add_argument(
+        "--calls", nargs="+", default=(), metavar="PARAMETER=VALUE", help="of FUNCTION; others stay"
+    )
+    parser.add_argument("--vary", nargs="+", required=True, metavar="FIELD=A,B,..", help="all combinations")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default benchmarks/results/<gpu>/tune.jsonl"
+    )
+    given = parser.parse_args(arguments)
+    if getattr(getattr(launch, given.function, None), "__annotations__", {}).get("return") != "Config":
+        parser.error(f"launch.py has no function {given.function} that returns a Config")
+    try:
+        found = list(changes(given.vary))
+    except ValueError as error:
+        parser.error(str(error))
+    bench = REGISTRY[given.bench]
+    plan = [case for case in bench.cases(given.graphs) if fits(case, given.only)]
+    if not plan:
+        print(f"no case of {given.bench} is {' '.join(given.only)}", file=sys.stderr)
+        return 2
+    end, failed = time.perf_counter() + given.seconds, 0
+    for case in plan:
+        release()
+        rows = list(_sweep(bench, case, given.function, _pairs(given.calls), found, end))
+        print(table(case, rows))
+        for row in rows:
+            _append(given.out, row)
+            failed += row["status"] == "wrong"
+    return int(failed > 0)
+
+
+def changes(vary: Sequence[str]) -> Iterator[Change]:
+    """Nothing, which is the table itself, and all combinations of ``FIELD=A,B``.
+
+    Raises:
+        ValueError: there is no such field, or a value is neither ``none`` nor a number.
+    """
+    axes: dict[str, list[int | None]] = {}
+    for field, values in _pairs(vary).items():
+        if field not in Config._fields:
+            raise ValueError(f"a Config has no {field}; it has {', '.join(Config._fields)}")
+        axes[field] = [None if value == "none" else int(value) for value in values.split(",")]
+    yield {}
+    for combination in itertools.product(*axes.values()):
+        yield dict(zip(axes, combination, strict=True))
+
+
+def fits(case: Case, only: Sequence[str]) -> bool:
+    """Whether the case has these values, written as ``shape=4x32``, ``dtype=float16`` or ``mode=fwd``."""
+    return all(axis in case and _text(case[axis]) == value for axis, value in _pairs(only).items())
+
+
+@contextlib.contextmanager
+def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[None]:
+    """Within, ``function`` of the launch table changes what it returns to such calls."""
+    original = getattr(launch, function)
+    signature = inspect.signature(original)
+
+    def patched(*args: Any, **kwargs: Any) -> Config:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        config: Config = original(*args, **kwargs)
+        meant = all(_text(bound.arguments[name]) == value for name, value in calls.items())
+        return config._replace(**change) if meant else config
+
+    with mock.patch.object(launch, function, patched):
+        yield
+
+
+def _sweep(
+    bench: Bench, case: Case, function: str, calls: dict[str, str], found: Sequence[Change], end: float
+) -> Iterator[dict[str, Any]]:
+    problem = bench.problem(**case)
+    provider = next(iter(bench.providers))
+    walks = {id(walk): walk for walk in _walks(problem.inputs)}
+
+    def with_change(change: Change, action: Callable[[], Any]) -> Any:
+        for walk in walks.values():
+            walk.plans.clear()
+        with changed(function, calls, change):
+            return action()
+
+    if not INTERPRETING:
+        prepared = bench.providers[provider](problem.inputs)
+        _compile([functools.partial(with_change, change, prepared.call) for change in found])
+    for change in tqdm(found, unit="configuration", disable=None):
+        if time.perf_counter() >= end:
+            return
+        row: dict[str, Any] = {
+            "op": "tune",
+            "bench": bench.name,
+            "function": function,
+            "calls": calls,
+            "change": change,
+        }
+        row |= {"case": {axis: _text(value) for axis, value in case.items()}, **machine()}
+        yield row | with_change(change, functools.partial(_measure, bench, provider, problem))
+
+
+def _measure(bench: Bench, provider: str, problem: Problem) -> dict[str, Any]:
+    try:
+        prepared = bench.providers[provider](problem.inputs)
+        error = problem.check(prepared.results())
+        if error.wrong:
+            return {"status": "wrong", "max_error": error.value, "limit": error.limit}
+        timing = time_call(prepared.call, problem.device, _SECONDS)
+    except Exception as error:
+        return {"status": "error", "message": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    return {"status": "ok", "p50_ms": timing.p50_ms, "p20_ms": timing.p20_ms, "floor_ms": problem.floor_ms}
+
+
+def _walks(inputs: Any) -> Iterator[Walk]:
+    """The walks of the problem's record, which keep what they launch; built for rows and for windows."""
+    windows = inputs.graph.windows
+    for rows, with_edges in itertools.product((False, True), repeat=2):
+        found: Walks = windows.walks(rows, with_edges)
+        yield from (found.forward, found.backward)
+
+
+def _compile(calls: Sequence[Callable[[], Any]]) -> None:
+    """Compiles what the calls would launch, side by side and without launching it, into Triton's cache."""
+    wanted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def collect(self: Launch, outputs: Any, operands: Any, aligned: bool, index: int) -> None:
+        wanted.append((self._kernel, (*outputs, *self._structure, *operands, *self._rest), self._options))
+
+    with mock.patch.object(Launch, "__call__", collect):
+        for call in calls:
+            call()
+
+    def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device()):  # the sweep will say what fails
+            kernel.warmup(*args, grid=(1,), **options)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda one: compiled(*one), wanted))
+
+
+def table(case: Case, rows: Sequence[dict[str, Any]]) -> str:
+    """The configurations from the fastest on, with ratios to the table's own, and what went wrong."""
+    own = next((row.get("p50_ms") for row in rows if not row["change"]), None)
+    lines = [" ".join(f"{axis}={_text(value)}" for axis, value in case.items())]
+    for row in sorted(rows, key=lambda row: row.get("p50_ms", float("inf"))):
+        change = " ".join(f"{field}={value}" for field, value in row["change"].items()) or "as it is"
+        if row["status"] == "ok":
+            ratio = f"{row['p50_ms'] / own:.3f}" if own else "-"
+            lines.append(f"{row['p50_ms']:10.4f} ms  {ratio:>6}  {change}")
+        else:
+            lines.append(f"{row['status']:>13}          {change}  {row.get('message', '')}")
+    return "\n".join(lines)
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not mark or not value for _, mark, value in pairs):
+        raise ValueError(f"write NAME=VALUE (got {' '.join(texts)})")
+    return {name: value for name, _, value in pairs}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value).removeprefix("torch.").lower()
+
+
+def _append(out: Path | None, row: dict[str, Any]) -> None:
+    if out is None:
+        out = _RESULTS / re.sub(r"[^a-z0-9]+", "-", str(machine()["gpu"]).lower()) / "tune.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,70 @@
+"""The sweep of the launch table: what it changes, for which calls, and what it says of the results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tune
+from graphfuse.kernels import launch
+
+CASE = ("--graphs", "tiny", "--only", "shape=4x32", "dtype=float16", "mode=fwd")
+
+
+def sweep(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    out = tmp_path / "tune.jsonl"
+    code = tune.main([*arguments, "--out", str(out)])
+    return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def test_every_combination_is_timed_beside_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, rows = sweep(tmp_path, "attention", "attention_window", *CASE, "--vary", "step=16,32", "stages=1")
+    wanted = [{}, {"step": 16, "stages": 1}, {"step": 32, "stages": 1}]
+    assert code == 0 and {row["status"] for row in rows} == {"ok"}
+    assert all(row["p50_ms"] > 0 and row["function"] == "attention_window" for row in rows)
+    own = [row["change"] for row in rows if "dropout" not in row["case"]]
+    assert own == wanted  # and the same with dropout
+    assert len(rows) == 2 * len(wanted)
+    assert "as it is" in capsys.readouterr().out
+
+
+def test_a_change_reaches_its_calls_alone() -> None:
+    table = launch.gat_row(8, 8, 2, False)
+    with tune.changed("gat_row", {"backward": "true"}, {"warps": 7}):
+        assert launch.gat_row(8, 8, 2, False) == table
+        assert launch.gat_row(8, 8, 2, True).warps == 7
+    assert launch.gat_row(8, 8, 2, True).warps != 7
+
+
+def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
+    half = ("attention", "attention_window", *CASE, "--vary", "block_dim=16")  # of 32 features
+    code, rows = sweep(tmp_path, *half)
+    assert code == 1 and [row["status"] for row in rows] == ["ok", "wrong"] * 2
+    none = ("attention", "attention_window", *CASE, "--vary", "step=0")
+    code, rows = sweep(tmp_path, *none)
+    assert code == 0 and [row["status"] for row in rows[-4:]] == ["ok", "error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("attention", "prefers_rows", "--vary", "step=1"),
+            "has no function prefers_rows that returns a Config",
+        ),
+        (("attention", "attention_row", "--vary", "steps=1"), "a Config has no steps; it has block_dim,"),
+        (("attention", "attention_row", "--vary", "step"), "write NAME=VALUE"),
+    ],
+)
+def test_what_makes_no_sweep(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tune.main(arguments)
+    assert message in capsys.readouterr().err
+    assert tune.main(["attention", "attention_row", "--vary", "step=1", "--only", "mode=sideways"]) == 2
