@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks import floors, graphs, truth
 from benchmarks.baselines import PygAdditive
 from benchmarks.bench import Bench, Prepared, Problem, device
+from benchmarks.spmm import scatter_installed
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
@@ -158,7 +159,8 @@ def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
 
 def _pyg(i: Inputs) -> Prepared:
     layer = PygAdditive(i.kind)
-    return i.run(lambda **operands: layer(i.graph.edge_index, **operands))
+    prepared = i.run(lambda **operands: layer(i.graph.edge_index, **operands))
+    return prepared._replace(extra=scatter_installed())
 
 
 _LARGE = ("reddit", "uniform-2.4m-124m")

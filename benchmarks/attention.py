@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks import floors, graphs, peers, truth
 from benchmarks.baselines import PygAttention
 from benchmarks.bench import Bench, Prepared, Problem, device, machine
+from benchmarks.spmm import scatter_installed
 from graphfuse import RowWindows, ops
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
@@ -133,12 +134,17 @@ def _graphfuse(i: Inputs) -> Prepared:
     return i.run(lambda q, k, v: ops.sparse_attention(q, k, v, windows, None, dropout, seed), path)
 
 
-def _pyg(i: Inputs) -> Prepared:
+def pyg_layer(i: Inputs) -> PygAttention:
+    """PyG's layer, with the weights drawn beforehand that dropout keeps."""
     factor, (q, *_, dropout, seed) = None, i.operands
     if seed is not None:
         factor = kept(i.graph.edge_index, q.size(1), dropout, seed).to(q.dtype) / (1 - dropout)
-    layer = PygAttention(factor)
-    return i.run(lambda q, k, v: layer(q, k, v, i.graph.edge_index))
+    return PygAttention(factor)
+
+
+def _pyg(i: Inputs) -> Prepared:
+    layer = pyg_layer(i)
+    return i.run(lambda q, k, v: layer(q, k, v, i.graph.edge_index))._replace(extra=scatter_installed())
 
 
 Bench(

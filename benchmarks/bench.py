@@ -50,7 +50,7 @@ class Record:
     max_error: float | None = None
     limit: float | None = None
     path: str = "-"  # of graphfuse: fused | generic
-    status: str = "ok"  # ok | oom | wrong | error
+    status: str = "ok"  # ok | oom | wrong | error | unsupported
     message: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # what only some benchmarks report
     gpu: str | None = None

@@ -17,6 +17,8 @@ SAYS = {
     "spmm_gemm": "A sum over neighbours, followed by a dense layer.",
     "attention": "Sparse attention on given q, k and v.",
     "additive": "The attention of GAT, GATv2 and AGNN on given rows.",
+    "ablation": "One decision undone at a time; the others are the op without it.",
+    "ablation_projection": "TransformerConv; the other has four products in place of a stacked one.",
     "blocksparse": "Products with a matrix that is dense in some blocks. "
     "The floor is a dense product of cuBLAS with as many operations.",
     "captured_steps": "A training step of two layers of each kind, eager and as a CUDA graph.",

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks import ablation as ablation
 from benchmarks import additive as additive
 from benchmarks import attention as attention
 from benchmarks import attention_steps as attention_steps
 from benchmarks import blocks as blocks
 from benchmarks import blocksparse as blocksparse
 from benchmarks import captured_steps as captured_steps
+from benchmarks import compiled as compiled
 from benchmarks import cora_step as cora_step
 from benchmarks import epochs as epochs
 from benchmarks import gcn_step as gcn_step
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="default benchmarks/results/<gpu>/<op>.jsonl"
     )
     parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweeps")
+    parser.add_argument(
+        "--also", nargs="+", default=(), metavar="PROVIDER", help=f"of {', '.join(compiled.ALSO)}"
+    )
     parser.add_argument("--quick", action="store_true", help="one case a graph, timed briefly")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after this time")
     parser.add_argument("--list", action="store_true", help="print benchmarks and their cases, and stop")
@@ -51,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(given.names) - set(REGISTRY))
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(REGISTRY)}")
-    benches = [REGISTRY[name] for name in given.names or REGISTRY]
+    strange = sorted(set(given.also) - set(compiled.ALSO))
+    if strange:
+        parser.error(f"there is no provider {', '.join(strange)}; there are {', '.join(compiled.ALSO)}")
+    benches = [compiled.extended(REGISTRY[name], given.also) for name in given.names or REGISTRY]
     plan = [(bench, case) for bench in benches for case in bench.cases(given.graphs, given.quick)]
     if given.list:
         for bench, case in plan:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch_geometric.typing
 from torch import Tensor
 
 from benchmarks import floors, graphs, truth
@@ -96,9 +98,17 @@ def _graphfuse(i: Inputs) -> Prepared:
     return i.run(lambda x: ops.spmm(windows, x, i.edge_weight), _path(i.x))
 
 
+def scatter_installed() -> dict[str, str]:
+    """The version of torch_scatter if PyG found it: where PyG prefers it, it takes it unasked."""
+    if not torch_geometric.typing.WITH_TORCH_SCATTER:
+        return {}
+    return {"torch_scatter": importlib.metadata.version("torch_scatter")}
+
+
 def _pyg(i: Inputs) -> Prepared:
     layer = PygSum()
-    return i.run(lambda x: layer(x, i.graph.edge_index, i.edge_weight))
+    prepared = i.run(lambda x: layer(x, i.graph.edge_index, i.edge_weight))
+    return prepared._replace(extra=scatter_installed())
 
 
 def _torch_sparse(i: Inputs) -> Prepared:
@@ -182,7 +192,7 @@ def _graphfuse_layer(i: LayerInputs) -> Prepared:
 
 def _pyg_layer(i: LayerInputs) -> Prepared:
     layer = PygSum()
-    return i.around(lambda x: layer(x, i.graph.edge_index))
+    return i.around(lambda x: layer(x, i.graph.edge_index))._replace(extra=scatter_installed())
 
 
 def _torch_sparse_layer(i: LayerInputs) -> Prepared:

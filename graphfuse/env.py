@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ VARIABLES = (
     *("GRAPHFUSE_DATA", "GRAPHFUSE_DISABLE", "GRAPHFUSE_STRICT", "GRAPHFUSE_CHECK", "GRAPHFUSE_COMMIT"),
     *("TRITON_INTERPRET", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"),
 )
+# First and last versions that the tests have passed with; other ones may work as well
+TESTED = {
+    "torch": ((2, 11), (2, 13)),
+    "torch_geometric": ((2, 7), (2, 8)),
+    "triton": ((3, 6), (3, 6)),
+}
 # Every layer, for 8 features: graphfuse's from `graphfuse.nn`, and what it must equal
 _LAYERS: dict[str, Callable[[Any], torch.nn.Module]] = {
     "GCNConv": lambda kind: kind(8, 4),
@@ -56,6 +63,19 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def untested() -> Iterator[str]:
+    """A sentence for each installed package whose version lies outside :data:`TESTED`."""
+    for name, (first, last) in TESTED.items():
+        found = _version(name)
+        release = re.match(r"(\d+)\.(\d+)", found or "")
+        if release is not None and not first <= (int(release[1]), int(release[2])) <= last:
+            tested = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((first, last)))
+            yield (
+                f"graphfuse is tested with {name} {tested} (found {found}); `graphfuse doctor` checks the "
+                "numbers on this machine"
+            )
 
 
 def _driver() -> str | None:
@@ -131,6 +151,7 @@ def self_check() -> Iterator[tuple[str, str | None]]:
 
 def hints() -> Iterator[str]:
     """What to do about what is not wrong yet, a sentence each."""
+    yield from untested()
     cache = kernel_cache()
     if not cache["writable"]:
         yield (

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from graphfuse.formats import build, inputs, quick
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walk, edge_order, walk
 
 Key = tuple[int, int, int, torch.device]
@@ -119,6 +120,7 @@ def find_live(edge_index: Tensor, num_src: int, num_dst: int) -> Structure | Non
     return next((found for found in candidates if found.fingerprint == key), None)
 
 
+@advises
 def build_structure(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
     """The windows of checked edges, both directions; raises if an index or a size is out of range."""
     sizes = (num_dst, num_src, edge_index.size(1))

@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
@@ -92,6 +93,7 @@ def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
     return output
 
 
+@advises
 def _run(
     how: Aggregation,
     x: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse import reference
 from graphfuse.formats import RowWindows
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
@@ -215,6 +216,7 @@ def _prepared(how: How, given: Operands) -> tuple[Any, Any]:
     return operands, kernels.Shape(*x.shape[1:], *how[:4], edge is not None, x.dtype)
 
 
+@advises
 def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.x):
         out = _definition(w, how, given)
@@ -241,6 +243,7 @@ def _definition(w: Walks, how: How, given: Operands) -> Tensor:
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@advises
 def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     how, (with_edges, grad, *rest) = _split(arguments)
     given, results = Operands(*rest[:-3]), rest[-3:]

@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
@@ -219,6 +220,7 @@ def _prepared(how: How, given: Operands) -> tuple[Any, Any, Any]:
     return (q, k, v, key_scale), edges, shape
 
 
+@advises
 def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.q):
         out, edge_sum = _definition(w, how, given)
@@ -241,6 +243,7 @@ def _definition(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor]:
     return found if isinstance(found, tuple) else (found, q.new_empty(0))
 
 
+@advises
 def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     how, (with_edge_attr, grad, edge_value, *rest) = _split(arguments)
     given, (out, softmax, edge_sum) = Operands(*rest[:-3]), rest[-3:]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import reference
+from graphfuse.formats.memory import advises
 from graphfuse.ops import _check
 from graphfuse.ops._library import below_autograd, direct_apply, is_batched, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
@@ -67,6 +68,7 @@ def _launchers() -> tuple[Any, Any]:
     return gated_skip, gated_skip_bwd
 
 
+@advises
 def _run(out: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     if not _check.runs_kernel(out):
         return reference.gated_skip(out, skip, weight).contiguous()
@@ -76,6 +78,7 @@ def _run(out: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
+@advises
 def _run_backward(grad: Tensor, out: Tensor, skip: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(out):
         return _definition_backward(grad, out, skip, weight)

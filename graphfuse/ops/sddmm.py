@@ -10,6 +10,7 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.ops import _check
 from graphfuse.ops._library import (
@@ -69,6 +70,7 @@ def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     return True, True
 
 
+@advises
 def _run(w: Walks, num_edges: int, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:
     assert w.edges is not None
     if _check.runs_kernel(a):
