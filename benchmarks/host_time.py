@@ -18,6 +18,7 @@ from benchmarks.bench import Bench, Prepared, Problem, device
 from benchmarks.timing import time_call
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
+from graphfuse.ops.unit_rows import unit_rows
 from graphfuse.train import models
 
 _NUM_NODES, _NUM_EDGES = 64, 256
@@ -188,10 +189,8 @@ def _agnn(layer: Any, x: Tensor, w: RowWindows, op: Ops) -> Callable[[], Tensor]
     beta = layer.beta
 
     def call() -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
-        unit = x / norm
-        inverse = norm.detach().reciprocal()
-        out = op.agnn((unit * beta)[:, None], unit[:, None], x[:, None], inverse).view(x.shape)
+        query, key, inverse = unit_rows(x, beta)
+        out = op.agnn(query[:, None], key[:, None], x[:, None], inverse).view(x.shape)
         return out.clone() if out.requires_grad else out
 
     return call

@@ -122,7 +122,7 @@ def _plan(
     strides: tuple[int, int],
     aligned: tuple[bool, ...],
 ) -> Launch:
-    config = launch.gate(dim)
+    config = launch.whole_rows(dim)
     rest = (num_rows, *strides, dim, config.block_dim, config.rows, accumulator(dtype))
     return Launch(_gate_kernel, -(-num_rows // config.rows), config.warps, (), rest)
 
@@ -142,7 +142,7 @@ def _backward_plan(
     strides: tuple[int, int, int],
     aligned: tuple[bool, ...],
 ) -> _BackwardPlan:
-    config, acc = launch.gate(dim), accumulator(dtype)
+    config, acc = launch.whole_rows(dim), accumulator(dtype)
     steps = -(-num_rows // config.rows)
     length = -(-steps // launch.MAX_GATE_SLICES) * config.rows
     num_slices = -(-num_rows // length)

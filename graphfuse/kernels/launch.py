@@ -145,8 +145,8 @@ def linear_grad(left: int, right: int) -> Config:
 
 
 @functools.cache
-def gate(dim: int) -> Config:
-    """Kernels of :mod:`graphfuse.kernels.gate`: 8 elements of a tile of whole rows for each thread."""
+def whole_rows(dim: int) -> Config:
+    """Kernels of :mod:`.gate` and :mod:`.unit_rows`: 8 elements of a tile of whole rows for each thread."""
     width = _power_of_two(dim)
     rows = max(1, 1024 // width)
     return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)

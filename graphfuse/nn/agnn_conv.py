@@ -16,6 +16,7 @@ from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._projection import cast
 from graphfuse.ops.attention import MAX_HEAD_DIM
+from graphfuse.ops.unit_rows import unit_rows
 
 
 class AGNNConv(MessagePassing):
@@ -123,15 +124,10 @@ class AGNNConv(MessagePassing):
         x = cast(x, torch.promote_types(x.dtype, beta.dtype))
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        # the least norm is one that float16 has, so that rows of zeros give 0 and not 0 / 0
-        least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).clamp_min(least)
-        # divided as in F.normalize, whose gradient cancels where rows are one number wide
-        unit = x / cast(norm, x.dtype)
-        query, key, value = (unit * beta).unsqueeze(1), unit.unsqueeze(1), x.unsqueeze(1)
+        query, key, inverse = unit_rows(x, beta)
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), x.unsqueeze(1)
         # the rows of x serve as keys and as values, and are read once
-        inverse, loops = norm.detach().reciprocal(), self.add_self_loops
+        loops = self.add_self_loops
         out = ops.sparse_attention(query, key, value, windows, 1.0, self_loops=loops, key_scale=inverse)
         out = out.view(x.shape)
         # the op keeps its result for backward, where an activation in place would be an error

@@ -33,6 +33,7 @@ from graphfuse.kernels import (
     linear,
     sddmm,
     spmm,
+    unit_rows,
 )
 from graphfuse.kernels.launch import Config, Load
 
@@ -314,8 +315,22 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
+def normalised(dtype: str, dim: int) -> Iterator[Case]:
+    config = launch.whole_rows(dim)
+    names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr")
+    operands = dict.fromkeys(names, f"*{dtype}") | {"inverse_ptr": "*fp32", "partial_ptr": "*fp32"}
+    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "LEAST": 1e-12}
+    constants |= dict.fromkeys(ROW_STRIDES, dim) | {
+        "SCALED_STRIDE": dim,
+        "UNIT_STRIDE": dim,
+        "ACC": tl.float32,
+    }
+    for kernel in (unit_rows._unit_rows_kernel, unit_rows._unit_rows_bwd_kernel):
+        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
+
+
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
-    config, name = launch.gate(dim), f"[{dtype}-{dim}]"
+    config, name = launch.whole_rows(dim), f"[{dtype}-{dim}]"
     tensors = ("y_ptr", "do_ptr", "ds_ptr", "grad_ptr", "out_ptr", "skip_ptr", "weight_ptr")
     operands = dict.fromkeys((*tensors, "dw_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
@@ -372,6 +387,8 @@ def cases() -> Iterator[Case]:
             yield from linear_map(dtype, left, right)
         for dim in (1, 64, 602, 2048, 4096):
             yield from gated_skip(dtype, dim)
+        for dim in (1, 128, 256):
+            yield from normalised(dtype, dim)
 
 
 if __name__ == "__main__":
