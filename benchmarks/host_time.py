@@ -18,6 +18,7 @@ from benchmarks.bench import Bench, Prepared, Problem, device
 from benchmarks.timing import time_call
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
+from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
 from graphfuse.train import models
 
@@ -166,7 +167,7 @@ def _gat(layer: Any, x: Tensor, w: RowWindows, op: Ops) -> Callable[[], Tensor]:
 
     def call() -> Tensor:
         rows = F.linear(x, weight).view(-1, heads, width)
-        out = op.gat((rows * att_src).sum(-1), (rows * att_dst).sum(-1), rows)
+        out = op.gat(*logits(rows, att_src[0], att_dst[0]), rows)
         return out.view(-1, heads * width) + bias
 
     return call

@@ -26,6 +26,7 @@ from benchmarks.bench import device, machine
 from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows
+from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -142,7 +143,7 @@ def run_suite(num_nodes: int = _NODES) -> int:
                 if device().type == "cuda":
                     torch.cuda.synchronize()  # a fault is one of this configuration
         build_structures(device())
-        normalise_rows(device())
+        launch_of_nodes(device())
     missing = sorted(all_kernels() - set(launched))
     print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
     return int(bool(missing))
@@ -164,14 +165,17 @@ def build_structures(on: torch.device) -> None:
             raise RuntimeError("the fingerprint of the same edges differs")
 
 
-def normalise_rows(on: torch.device) -> None:
-    """AGNN's kernels of nodes, which no op of the soak launches."""
+def launch_of_nodes(on: torch.device) -> None:
+    """AGNN's and GAT's kernels of nodes, which no op of the soak launches."""
     x, factor = (
         torch.randn(150, 33, device=on, requires_grad=True),
         torch.ones(1, device=on, requires_grad=True),
     )
     scaled, unit, _ = unit_rows(x, factor)
     torch.autograd.grad((scaled, unit), (x, factor), (torch.ones_like(scaled), torch.ones_like(x)))
+    left, right = torch.randn(2, 3, 11, device=on, requires_grad=True).unbind()
+    terms = logits(x.view(150, 3, 11), left, right)
+    torch.autograd.grad(terms, (x, left, right), [torch.ones_like(term) for term in terms])
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ _TILED = 20
 # Rows of a slice of a linear map's gradient.
 LINEAR_GRAD_ROWS = 256
 
-# Slices of the rows of a gate, each with a row of partial sums for the gradient of its weight.
+# Slices of the rows of a gate, or of logits, each with partial sums for the gradients of weights.
 MAX_GATE_SLICES = 2048
 
 # The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
@@ -133,36 +133,37 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 def linear(dim: int, out_dim: int) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
     warps = 4 if dim > 32 else 1
-    block_out = min(_power_of_two(out_dim, 16), 32)
+    block_out = min(power_of_two(out_dim, 16), 32)
     stages = 3 if block_out == 16 else 2
-    return Config(min(_power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
+    return Config(min(power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
 
 
 @functools.cache
 def linear_grad(left: int, right: int) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear_grad` for a weight ``[left, right]``."""
-    return Config(min(_power_of_two(left, 16), 64), 32, 3, 4, min(_power_of_two(right, 32), 64))
+    return Config(min(power_of_two(left, 16), 64), 32, 3, 4, min(power_of_two(right, 32), 64))
 
 
 @functools.cache
 def whole_rows(dim: int) -> Config:
     """Kernels of :mod:`.gate` and :mod:`.unit_rows`: 8 elements of a tile of whole rows for each thread."""
-    width = _power_of_two(dim)
+    width = power_of_two(dim)
     rows = max(1, 1024 // width)
     return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)
 
 
-def _power_of_two(n: int, least: int = 1) -> int:
+def power_of_two(n: int, least: int = 1) -> int:
+    """The least power of two that is at least ``n`` and ``least``."""
     return max(least, 1 << max(n - 1, 0).bit_length())
 
 
 @functools.cache
 def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
-    width = _power_of_two(dim, 16)
+    width = power_of_two(dim, 16)
     if out_dim is not None:
         warps = 1 if width * size <= 128 else 4
-        return Config(width, 32, 2, warps, min(_power_of_two(out_dim, 16), 32 if size > 2 else 64))
+        return Config(width, 32, 2, warps, min(power_of_two(out_dim, 16), 32 if size > 2 else 64))
     narrow = width <= 16
     block = min(width, 64)
     if size > 2:
@@ -183,9 +184,9 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
 @functools.cache
 def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
-    width = _power_of_two(dim)
+    width = power_of_two(dim)
     block = width if out_dim is not None else min(width, 128)
-    block_out = _power_of_two(min(out_dim or 1, 16))
+    block_out = power_of_two(min(out_dim or 1, 16))
     warps = 1 if block < 256 else 4
     if num_rows < _FULL:
         in_flight = 2048 if out_dim is None else 1024
@@ -196,7 +197,7 @@ def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
 @functools.cache
 def sddmm_row(dim: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
-    block = min(_power_of_two(dim), 128)
+    block = min(power_of_two(dim), 128)
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)
 
 
@@ -229,7 +230,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     computes longer than it gathers: of several heads, and of keys that are ``scaled`` values. The compiler
     would take up to 255 registers for its two loops.
     """
-    width, group = _power_of_two(dim, 16), attention_group(heads, dim)
+    width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) else 0
     if width <= 64:
         registers = (184 if scaled else 144) if probe and not dropout else None
@@ -246,7 +247,7 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
     the compiler takes up to 194 and 208. Dropout and, of wide heads, self-loops need more: a bound would make
     them spill.
     """
-    width = _power_of_two(dim, 16)
+    width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
         registers = None if dropout else 168
@@ -263,7 +264,7 @@ def attention_group(heads: int, dim: int) -> int:
 
 def attention_merge(dim: int) -> int:
     """Columns of the merge kernels of attention."""
-    return _power_of_two(dim, 16)
+    return power_of_two(dim, 16)
 
 
 @functools.cache
@@ -275,8 +276,8 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
     takes more edges a step, each with a sum of its own: so it passed the accuracy tests on real graphs, and
     narrower steps did not. Its loads go straight to registers, which is what keeps them few.
     """
-    block_dim, block_edge = _power_of_two(dim), _power_of_two(edge_dim)
-    block_heads = _power_of_two(heads)
+    block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
+    block_heads = power_of_two(heads)
     if edge_dim == 0:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
@@ -313,7 +314,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
 
     The bound on registers is that of attention; forward of narrow heads does better with more.
     """
-    width = _power_of_two(dim, 16)
+    width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
         bounded = not dropout and group == 1 and (backward or width == 64)
@@ -356,5 +357,5 @@ def gatv2_row(heads: int, dim: int, size: int, backward: bool, mean: int, edges:
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:
     """Whether one program of the row kernel holds all heads of a row and of the numbers of an edge."""
-    widest = max(_power_of_two(dim), _power_of_two(edge_dim))
-    return _power_of_two(heads) * widest <= _MAX_EDGE_TILE
+    widest = max(power_of_two(dim), power_of_two(edge_dim))
+    return power_of_two(heads) * widest <= _MAX_EDGE_TILE

@@ -25,7 +25,6 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
-from graphfuse.kernels.device import HALF
 from graphfuse.nn import _dispatch
 from graphfuse.nn._additive import (
     as_columns,
@@ -43,6 +42,7 @@ from graphfuse.nn._additive import (
 from graphfuse.nn._attention import head_reasons
 from graphfuse.nn._projection import cast, mapped
 from graphfuse.ops.attention import MAX_HEAD_DIM
+from graphfuse.ops.logits import logits
 
 
 class GATConv(MessagePassing):
@@ -357,11 +357,13 @@ class GATConv(MessagePassing):
         att_src: Tensor = self.att_src
         att_dst: Tensor = self.att_dst
         dtype = result_dtype(x_src, att_src)
-        x_src, att_src, att_dst = cast(x_src, dtype), cast(att_src, dtype), cast(att_dst, dtype)
+        x_src = cast(x_src, dtype)
+        att_src, att_dst = (cast(att, dtype).view(shape[1:]) for att in (att_src, att_dst))
         if one:
-            return x_src, *_logits(x_src, att_src, att_dst)
-        a_dst = None if x_dst is None else _logits(cast(x_dst, dtype), att_dst)[0]
-        return x_src, _logits(x_src, att_src)[0], a_dst
+            a_src, a_both = logits(x_src, att_src, att_dst)
+            return x_src, a_src, a_both
+        a_dst = None if x_dst is None else logits(cast(x_dst, dtype), att_dst)[0]
+        return x_src, logits(x_src, att_src)[0], a_dst
 
     def _edge_scores(
         self, edge_attr: Tensor, graph: RowWindows, dtype: torch.dtype
@@ -380,17 +382,6 @@ class GATConv(MessagePassing):
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
-
-
-def _logits(x: Tensor, *atts: Tensor) -> Any:
-    """The product of each head of ``x`` with its row of each of ``atts``, ``[num_nodes, heads]`` each."""
-    if x.dtype not in HALF:
-        return [(x * att).sum(dim=-1) for att in atts]
-    # one product with a block-diagonal matrix: reads x once, rounds no term, and stores none for backward
-    heads, channels = x.shape[1:]
-    column = torch.stack(atts, -1).view(heads, channels, len(atts), 1)
-    blocks = column * torch.eye(heads, dtype=x.dtype, device=x.device).view(heads, 1, 1, heads)
-    return (x.flatten(1) @ blocks.view(heads * channels, -1)).split(heads, 1)
 
 
 def _fits(size: Any, num_src: int, num_dst: int | None) -> bool:

@@ -13,29 +13,26 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from graphfuse.formats import quick_kernels
 from graphfuse.kernels import (
     additive_rows,
     attention_bwd_windows,
     attention_rows,
     attention_windows,
     gat_windows,
-    gate,
     gatv2_rows,
     launch,
-    linear,
     sddmm,
     spmm,
-    unit_rows,
 )
 from graphfuse.kernels.launch import Config, Load
+from tests.kernels.aot_nodes import Case, building, gated_skip, linear_map, normalised, terms_of_nodes
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -56,15 +53,6 @@ STRIDED = (*("x", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
 ROW_STRIDES = tuple(f"{name.upper()}_STRIDE" for name in ("q", "k", "v", *SIDES, "x", "grad", "src", "dst"))
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
-
-
-class Case(NamedTuple):
-    name: str
-    kernel: Any
-    operands: dict[str, str]  # pointers that are given, and their types; the others are None
-    constants: dict[str, Any]
-    warps: int
-    registers: int | None = None
 
 
 def compile_case(case: Case, target: str) -> dict[str, Any]:
@@ -166,40 +154,6 @@ def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
         "ACC": tl.float32,
     }
     yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
-
-
-def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
-    pointer, config = f"*{dtype}", launch.linear(right, left)
-    operands = dict.fromkeys(("x_ptr", "weight_ptr", "y_ptr"), pointer)
-    constants = {
-        "DIM": right,
-        "OUT_DIM": left,
-        "ROWS": config.rows,
-        "PARTS": config.step,
-        "BLOCK_DIM": config.block_dim,
-        "BLOCK_OUT": config.block_out,
-        "STAGES": config.stages,
-        "ACC": tl.float32,
-        "weight_stride_in": 1,
-    }
-    name = f"[{dtype}-{left}-{right}]"
-    yield Case(
-        linear._linear_kernel.__name__ + name, linear._linear_kernel, operands, constants, config.warps
-    )
-    config = launch.linear_grad(left, right)
-    shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
-    operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
-    constants = {
-        "BLOCK_LEFT": config.block_dim,
-        "BLOCK_RIGHT": config.block_out,
-        "ROWS": config.step,
-        "STAGES": config.stages,
-    }
-    kernel, merge = linear._linear_grad_kernel, linear._linear_grad_merge_kernel
-    yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
-    operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
-    constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
-    yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
 
 
 def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:
@@ -315,47 +269,6 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
-def normalised(dtype: str, dim: int) -> Iterator[Case]:
-    config = launch.whole_rows(dim)
-    names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr")
-    operands = dict.fromkeys(names, f"*{dtype}") | {"inverse_ptr": "*fp32", "partial_ptr": "*fp32"}
-    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "LEAST": 1e-12}
-    constants |= dict.fromkeys(ROW_STRIDES, dim) | {
-        "SCALED_STRIDE": dim,
-        "UNIT_STRIDE": dim,
-        "ACC": tl.float32,
-    }
-    for kernel in (unit_rows._unit_rows_kernel, unit_rows._unit_rows_bwd_kernel):
-        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
-
-
-def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
-    config, name = launch.whole_rows(dim), f"[{dtype}-{dim}]"
-    tensors = ("y_ptr", "do_ptr", "ds_ptr", "grad_ptr", "out_ptr", "skip_ptr", "weight_ptr")
-    operands = dict.fromkeys((*tensors, "dw_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
-    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
-    for kernel in (gate._gate_kernel, gate._gate_bwd_kernel):
-        yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
-    kernel, acc = gate._gate_merge_kernel, {"WIDTH": 3 * dim, "ACC": tl.float32}
-    constants = {"BLOCK": gate.MERGE_BLOCK, "SLICES": gate.MERGE_SLICES}
-    yield Case(kernel.__name__ + name, kernel, operands, acc | constants, config.merge_warps)
-
-
-def building() -> Iterator[Case]:
-    longs = ("key_ptr", "facts_ptr", "edge_ptr", "task_ptr", "order_ptr", "count_ptr", "loops_ptr", "end_ptr")
-    pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(("mask_ptr", "back_mask_ptr"), "*i16")
-    constants = {"BLOCK": quick_kernels.BLOCK, "COLUMNS": quick_kernels.COLUMNS}
-    bounds = ("out_ptr_ptr", "back_out_ptr_ptr")
-    orders = ("first_ptr", "perm_ptr", "back_first_ptr", "back_perm_ptr")
-    without = {"keys_kernel": ((), ("key_ptr",)), "rows_kernel": (bounds, orders)}
-    for name, kernel in vars(quick_kernels).items():
-        for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
-            args = kernel.arg_names
-            given = {arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args}
-            warps = 1 if "COLUMNS" in args else 4
-            yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
-
-
 def cases() -> Iterator[Case]:
     """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
     yield from building()
@@ -389,6 +302,8 @@ def cases() -> Iterator[Case]:
             yield from gated_skip(dtype, dim)
         for dim in (1, 128, 256):
             yield from normalised(dtype, dim)
+        for heads, dim in ((1, 7), (8, 8), (16, 256)):
+            yield from terms_of_nodes(dtype, heads, dim)
 
 
 if __name__ == "__main__":

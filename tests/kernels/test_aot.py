@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("aot.py")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("target", ["sm_80/3", "sm_90", "sm_100/3", "gfx942/3"])
 def test_every_kernel_fits(target: str) -> None:
     # in a process of its own: this one may interpret kernels
     env = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, SCRIPT, target], env=env, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.kernels.aot", target]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(reports) > 40

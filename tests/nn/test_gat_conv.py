@@ -13,7 +13,7 @@ from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 from graphfuse import RowWindows
 from graphfuse.nn import GATConv
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.nn.gat_conv import _logits, summed_at_receivers
+from graphfuse.nn.gat_conv import summed_at_receivers
 from graphfuse.testing import GRAPHS
 from tests.nn import _gat
 from tests.nn._gat import MISFIT, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
@@ -240,20 +240,6 @@ def test_features_of_edges_where_pyg_has_no_mean(device: torch.device) -> None:
     theirs.fill_value = means
     torch.testing.assert_close(ours((x, y), edge_index, edge_attr), theirs((x, y), edge_index, edge_attr))
     assert path_taken(ours) == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_logits(dtype: torch.dtype, device: torch.device) -> None:
-    x = torch.randn(11, 3, 6, device=device).to(dtype)
-    atts = [torch.randn(1, 3, 6, device=device).to(dtype) for _ in range(2)]
-    for count in (1, 2):
-        found = _logits(x, *atts[:count])
-        assert len(found) == count
-        for one, att in zip(found, atts, strict=False):
-            wanted = (x.double() * att.double()).sum(-1)
-            eps = torch.finfo(dtype).eps
-            # cuBLAS may add the parts of a product in half precision
-            torch.testing.assert_close(one.double(), wanted, rtol=eps, atol=4 * eps)
 
 
 @pytest.mark.parametrize("options", [{}, {"edge_dim": 3, "fill_value": 0.5}], ids=str)

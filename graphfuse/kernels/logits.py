@@ -1,0 +1,168 @@
+"""The terms of nodes in GAT's scores: each head's row times one vector or two, and the gradient of that."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graphfuse.kernels import launch
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+
+# The widest row, heads and their features each rounded up to a power of two, that one program holds.
+MAX_WIDTH = 4096
+
+
+@triton.jit
+def _features(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    # Places in [HEADS, DIM], and which exist.
+    heads, dim = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_DIM)
+    return heads[:, None] * DIM + dim[None, :], (heads < HEADS)[:, None] & (dim < DIM)[None, :]
+
+
+@triton.jit
+def _rows(
+    first, last, mask_feature, HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    # The rows [first, last), at most ROWS, and which features exist; places in [rows, HEADS], likewise.
+    rows, heads = first + tl.arange(0, ROWS), tl.arange(0, BLOCK_HEADS)
+    live = rows < last
+    mask = live[:, None, None] & mask_feature[None, :, :]
+    rows = rows.to(tl.int64)
+    return rows, mask, rows[:, None] * HEADS + heads[None, :], live[:, None] & (heads < HEADS)[None, :]
+
+
+#   grid      (num_rows / ROWS,)
+#   reads     x [num_rows, HEADS, DIM]; left and, if wanted, right [HEADS, DIM]
+#   writes    of_left and of_right [num_rows, HEADS]: x left, x right, summed over features
+@triton.jit(do_not_specialize=["num_rows"])
+def _logits_kernel(
+    of_left_ptr, of_right_ptr, x_ptr, left_ptr, right_ptr, num_rows, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    ROWS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    offs_att, mask_att = _features(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    offs_row, mask, offs_head, mask_head = _rows(
+        tl.program_id(0) * ROWS, num_rows, mask_att, HEADS, BLOCK_HEADS, ROWS
+    )
+    at = x_ptr + offs_row[:, None, None] * X_STRIDE + offs_att[None, :, :]
+    x = tl.load(at, mask=mask, other=0.0).to(ACC)
+    left = tl.load(left_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
+    of_left = tl.sum(x * left[None, :, :], 2)
+    tl.store(of_left_ptr + offs_head, of_left.to(of_left_ptr.dtype.element_ty), mask=mask_head)
+    if right_ptr is not None:
+        right = tl.load(right_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
+        of_right = tl.sum(x * right[None, :, :], 2)
+        tl.store(of_right_ptr + offs_head, of_right.to(of_right_ptr.dtype.element_ty), mask=mask_head)
+
+
+#   grid      (num_slices,), slices of `length` rows
+#   reads     x, left and right as forward; d_left and d_right [num_rows, HEADS], gradients of its results
+#   writes    dx [num_rows, HEADS, DIM]; partial ACC [num_slices, 1 or 2, HEADS, DIM]: the gradients of left
+#             and right, once summed over slices
+@triton.jit(do_not_specialize=["num_rows", "length"])
+def _logits_bwd_kernel(
+    dx_ptr, partial_ptr, x_ptr, left_ptr, right_ptr, d_left_ptr, d_right_ptr, num_rows, length,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(0) * length
+    last = tl.minimum(begin + length, num_rows)
+    offs_att, mask_att = _features(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    left = tl.load(left_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
+    of_left = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    of_right = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    if right_ptr is not None:
+        right = tl.load(right_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
+    for first in tl.range(begin, last, ROWS):
+        offs_row, mask, offs_head, mask_head = _rows(first, last, mask_att, HEADS, BLOCK_HEADS, ROWS)
+        at = x_ptr + offs_row[:, None, None] * X_STRIDE + offs_att[None, :, :]
+        x = tl.load(at, mask=mask, other=0.0).to(ACC)
+        d_left = tl.load(d_left_ptr + offs_head, mask=mask_head, other=0.0).to(ACC)[:, :, None]
+        of_left += tl.sum(d_left * x, 0)
+        dx = d_left * left[None, :, :]
+        if right_ptr is not None:
+            d_right = tl.load(d_right_ptr + offs_head, mask=mask_head, other=0.0).to(ACC)[:, :, None]
+            of_right += tl.sum(d_right * x, 0)
+            dx += d_right * right[None, :, :]
+        at = dx_ptr + offs_row[:, None, None] * (HEADS * DIM) + offs_att[None, :, :]
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    PARTS: tl.constexpr = 1 if right_ptr is None else 2
+    partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * HEADS * DIM
+    tl.store(partial_ptr + offs_att, of_left, mask=mask_att)
+    if right_ptr is not None:
+        tl.store(partial_ptr + HEADS * DIM + offs_att, of_right, mask=mask_att)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(
+    backward: bool,
+    index: int,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    stride: int,
+    both: bool,
+) -> tuple[Launch, int]:
+    # the launch, and its programs
+    num_rows, heads, dim = shape
+    block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
+    config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtype)
+    rest = (stride, heads, dim, block_heads, block_dim, config.rows, acc)
+    steps = -(-num_rows // config.rows)
+    if not backward:
+        return Launch(_logits_kernel, steps, config.warps, (), (num_rows, *rest)), steps
+    length = -(-steps // launch.MAX_GATE_SLICES) * config.rows
+    programs = -(-num_rows // length)
+    return Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest)), programs
+
+
+def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Launches the kernel.
+
+    Args:
+        x: ``[num_rows, heads, dim]``, heads of a row contiguous; no size is 0.
+        left: ``[heads, dim]``, dtype of ``x``, contiguous.
+        right: Likewise.
+
+    Returns:
+        The sums of ``x * left`` and, if there is one, ``x * right`` over features, ``[num_rows, heads]``.
+    """
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return logits(x, left, right)
+    of_left = x.new_empty(x.shape[:2])
+    of_right = None if right is None else x.new_empty(x.shape[:2])
+    plan, _ = _plan(False, index, x.dtype, (x.size(0), x.size(1), x.size(2)), x.stride(0), right is not None)
+    plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
+    return of_left, of_right
+
+
+def logits_bwd(
+    x: Tensor, left: Tensor, right: Tensor | None, d_left: Tensor, d_right: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Launches the kernel of the gradients of ``x`` and, a row for each program, ``left`` and ``right``.
+
+    Args:
+        x: As in :func:`logits`.
+        left: As in :func:`logits`.
+        right: As in :func:`logits`.
+        d_left: Gradient of the first result, contiguous.
+        d_right: Of the second, if there is one, likewise.
+    """
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return logits_bwd(x, left, right, d_left, d_right)
+    plan, programs = _plan(
+        True, index, x.dtype, (x.size(0), x.size(1), x.size(2)), x.stride(0), right is not None
+    )
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dx = x.new_empty(x.shape)
+    partial = x.new_empty((programs, 1 if right is None else 2, *left.shape), dtype=acc)
+    operands = (x, left, right, d_left, d_right)
+    plan((dx, partial), operands, aligned(*operands), index)
+    return dx, partial

@@ -1,0 +1,88 @@
+"""The terms of nodes in GAT's scores, in one launch each way."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats.memory import advises
+from graphfuse.kernels.device import HALF
+from graphfuse.ops import _check
+from graphfuse.ops._library import direct_apply, is_batched
+from graphfuse.ops.attention import contiguous_heads
+
+
+def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Sums of ``x * left`` and, if given, ``x * right`` over features, kept in float32.
+
+    A trace gets PyTorch's own operations, which its compiler fuses.
+
+    Args:
+        x: ``float16 | bfloat16 | float32[num_rows, heads, dim]`` (float64 on a CPU).
+        left: Dtype of ``x``, ``[heads, dim]``.
+        right: Likewise.
+
+    Returns:
+        ``[num_rows, heads]`` in the dtype of ``x``, once or twice.
+    """
+    vectors = (left,) if right is None else (left, right)
+    if not torch.compiler.is_compiling() and _fits(x):
+        found: tuple[Tensor, ...] = _apply(x, *vectors)
+        return found
+    if x.dtype not in HALF:
+        return tuple((x * vector).sum(dim=-1) for vector in vectors)
+    # one product with a block-diagonal matrix: reads x once, rounds no term, and stores none for backward
+    heads, channels = x.shape[1:]
+    column = torch.stack(vectors, -1).view(heads, channels, len(vectors), 1)
+    blocks = column * torch.eye(heads, dtype=x.dtype, device=x.device).view(heads, 1, 1, heads)
+    terms: tuple[Tensor, ...] = (x.flatten(1) @ blocks.view(heads * channels, -1)).split(heads, 1)
+    return terms
+
+
+def _fits(x: Tensor) -> bool:
+    return x.numel() > 0 and _check.runs_kernel(x) and _width(x) <= _launchers().MAX_WIDTH
+
+
+def _width(x: Tensor) -> int:
+    return 1 << (x.size(1) - 1).bit_length() + (x.size(2) - 1).bit_length()
+
+
+@functools.cache
+def _launchers() -> Any:
+    from graphfuse.kernels import logits  # imports triton
+
+    return logits
+
+
+class Logits(torch.autograd.Function):
+    """The terms, and their derivative."""
+
+    @staticmethod
+    @advises
+    def forward(ctx: Any, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """Launches the kernel."""
+        x, left, *more = contiguous_heads(x), *(vector.contiguous() for vector in vectors)
+        ctx.save_for_backward(x, left, *more)
+        found: tuple[Tensor, ...] = _launchers().logits(x, left, more[0] if more else None)
+        return found[: len(vectors)]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @advises
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of ``x`` and the vectors."""
+        x, *vectors = ctx.saved_tensors
+        if any(map(is_batched, grads)):
+            terms = [grad.unsqueeze(-1) for grad in grads]
+            dx = sum(grad * vector for grad, vector in zip(terms, vectors, strict=True))
+            return dx, *((grad * x).sum(0) for grad in terms)
+        more = () if len(grads) > 1 else (None,)
+        given = (*vectors, *more, *(grad.contiguous() for grad in grads), *more)
+        dx, partial = _launchers().logits_bwd(x, *given)
+        return dx, *partial.sum(0).to(x.dtype).unbind()
+
+
+_apply = direct_apply(Logits)

@@ -1,0 +1,117 @@
+"""Cases for :mod:`tests.kernels.aot` of the kernels that see no edges, and of those that build a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+from graphfuse.formats import quick_kernels
+from graphfuse.kernels import gate, launch, linear, logits, unit_rows
+
+
+class Case(NamedTuple):
+    name: str
+    kernel: Any
+    operands: dict[str, str]  # pointers that are given, and their types; the others are None
+    constants: dict[str, Any]
+    warps: int
+    registers: int | None = None
+
+
+def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
+    pointer, config = f"*{dtype}", launch.linear(right, left)
+    operands = dict.fromkeys(("x_ptr", "weight_ptr", "y_ptr"), pointer)
+    constants = {
+        "DIM": right,
+        "OUT_DIM": left,
+        "ROWS": config.rows,
+        "PARTS": config.step,
+        "BLOCK_DIM": config.block_dim,
+        "BLOCK_OUT": config.block_out,
+        "STAGES": config.stages,
+        "ACC": tl.float32,
+        "weight_stride_in": 1,
+    }
+    name = f"[{dtype}-{left}-{right}]"
+    yield Case(
+        linear._linear_kernel.__name__ + name, linear._linear_kernel, operands, constants, config.warps
+    )
+    config = launch.linear_grad(left, right)
+    shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
+    operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
+    constants = {
+        "BLOCK_LEFT": config.block_dim,
+        "BLOCK_RIGHT": config.block_out,
+        "ROWS": config.step,
+        "STAGES": config.stages,
+    }
+    kernel, merge = linear._linear_grad_kernel, linear._linear_grad_merge_kernel
+    yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
+    operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
+    constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
+    yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
+
+
+def normalised(dtype: str, dim: int) -> Iterator[Case]:
+    config = launch.whole_rows(dim)
+    names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr")
+    operands = dict.fromkeys(names, f"*{dtype}") | {"inverse_ptr": "*fp32", "partial_ptr": "*fp32"}
+    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "LEAST": 1e-12}
+    constants |= dict.fromkeys(("X_STRIDE", "SCALED_STRIDE", "UNIT_STRIDE"), dim) | {"ACC": tl.float32}
+    for kernel in (unit_rows._unit_rows_kernel, unit_rows._unit_rows_bwd_kernel):
+        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
+
+
+def terms_of_nodes(dtype: str, heads: int, dim: int) -> Iterator[Case]:
+    blocks = launch.power_of_two(heads), launch.power_of_two(dim)
+    config = launch.whole_rows(blocks[0] * blocks[1])
+    names = (
+        "of_left_ptr",
+        "of_right_ptr",
+        "x_ptr",
+        "left_ptr",
+        "right_ptr",
+        "dx_ptr",
+        "d_left_ptr",
+        "d_right_ptr",
+    )
+    operands = dict.fromkeys(names, f"*{dtype}") | {"partial_ptr": "*fp32"}
+    constants = {
+        "HEADS": heads,
+        "DIM": dim,
+        "BLOCK_HEADS": blocks[0],
+        "BLOCK_DIM": blocks[1],
+        "ACC": tl.float32,
+    }
+    constants |= {"ROWS": config.rows, "X_STRIDE": heads * dim}
+    for kernel in (logits._logits_kernel, logits._logits_bwd_kernel):
+        yield Case(f"{kernel.__name__}[{dtype}-{heads}-{dim}]", kernel, operands, constants, config.warps)
+
+
+def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
+    config, name = launch.whole_rows(dim), f"[{dtype}-{dim}]"
+    tensors = ("y_ptr", "do_ptr", "ds_ptr", "grad_ptr", "out_ptr", "skip_ptr", "weight_ptr")
+    operands = dict.fromkeys((*tensors, "dw_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
+    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
+    for kernel in (gate._gate_kernel, gate._gate_bwd_kernel):
+        yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+    kernel, acc = gate._gate_merge_kernel, {"WIDTH": 3 * dim, "ACC": tl.float32}
+    constants = {"BLOCK": gate.MERGE_BLOCK, "SLICES": gate.MERGE_SLICES}
+    yield Case(kernel.__name__ + name, kernel, operands, acc | constants, config.merge_warps)
+
+
+def building() -> Iterator[Case]:
+    longs = ("key_ptr", "facts_ptr", "edge_ptr", "task_ptr", "order_ptr", "count_ptr", "loops_ptr", "end_ptr")
+    pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(("mask_ptr", "back_mask_ptr"), "*i16")
+    constants = {"BLOCK": quick_kernels.BLOCK, "COLUMNS": quick_kernels.COLUMNS}
+    bounds = ("out_ptr_ptr", "back_out_ptr_ptr")
+    orders = ("first_ptr", "perm_ptr", "back_first_ptr", "back_perm_ptr")
+    without = {"keys_kernel": ((), ("key_ptr",)), "rows_kernel": (bounds, orders)}
+    for name, kernel in vars(quick_kernels).items():
+        for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
+            args = kernel.arg_names
+            given = {arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args}
+            warps = 1 if "COLUMNS" in args else 4
+            yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
