@@ -11,14 +11,14 @@ from torch import Tensor
 from graphfuse.formats.memory import advises
 from graphfuse.kernels.device import HALF
 from graphfuse.ops import _check
-from graphfuse.ops._library import direct_apply, is_batched
+from graphfuse.ops._library import direct_apply, is_batched, runs_directly
 from graphfuse.ops.attention import contiguous_heads
 
 
 def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
     """Sums of ``x * left`` and, if given, ``x * right`` over features, kept in float32.
 
-    A trace gets PyTorch's own operations, which its compiler fuses.
+    A trace, and whatever else watches operations, gets PyTorch's own, which its compiler fuses.
 
     Args:
         x: ``float16 | bfloat16 | float32[num_rows, heads, dim]`` (float64 on a CPU).
@@ -29,7 +29,7 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor
         ``[num_rows, heads]`` in the dtype of ``x``, once or twice.
     """
     vectors = (left,) if right is None else (left, right)
-    if not torch.compiler.is_compiling() and _fits(x):
+    if runs_directly(x, *vectors) and _fits(x):
         found: tuple[Tensor, ...] = _apply(x, *vectors)
         return found
     if x.dtype not in HALF:

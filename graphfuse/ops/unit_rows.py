@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats.memory import advises
 from graphfuse.ops import _check
-from graphfuse.ops._library import direct_apply, is_batched
+from graphfuse.ops._library import direct_apply, is_batched, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
 
 
@@ -19,8 +19,8 @@ def unit_rows(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     As ``torch.nn.functional.normalize`` has it: no length is less than 1e-12, of float16 than its least
     number, so that rows of zeros give 0. The second result takes part in a gradient and need not hold the
-    numbers: its reader has ``x`` and the lengths. A trace gets PyTorch's own operations, which its compiler
-    fuses.
+    numbers: its reader has ``x`` and the lengths. A trace, and whatever else watches operations, gets
+    PyTorch's own, which its compiler fuses.
 
     Args:
         x: ``float16 | bfloat16 | float32[num_rows, dim]`` (float64 on a CPU).
@@ -31,7 +31,7 @@ def unit_rows(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     # the least number that float16 has, so that no length is 0
     least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
-    if not torch.compiler.is_compiling() and x.numel() > 0 and _check.runs_kernel(x):
+    if runs_directly(x, factor) and x.numel() > 0 and _check.runs_kernel(x):
         results: tuple[Tensor, Tensor, Tensor] = _apply(x, factor, least)
         return results
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -95,6 +95,15 @@ def test_batches_of_gradients(device: torch.device) -> None:
         torch.testing.assert_close(batched, torch.stack([one, 2 * one]))
 
 
+def test_who_watches_sees_operations_of_pytorch(device: torch.device) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    given, _ = draw((5, 2, 4), torch.float16, device)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        found = logits(*(mode.from_tensor(tensor) for tensor in given))
+    assert [tuple(term.shape) for term in found] == [(5, 2), (5, 2)]
+
+
 def test_gradcheck(device: torch.device) -> None:
     if device.type == "cuda":
         pytest.skip("float64 is for the interpreter")

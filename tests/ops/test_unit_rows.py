@@ -115,6 +115,15 @@ def test_batches_of_gradients(device: torch.device) -> None:
             torch.testing.assert_close(batched[turn], one, rtol=1e-5, atol=1e-6)
 
 
+def test_who_watches_sees_operations_of_pytorch(device: torch.device) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, factor, *_ = draw(5, 8, torch.float16, device)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        found = unit_rows(mode.from_tensor(x), mode.from_tensor(factor))
+    assert [tuple(tensor.shape) for tensor in found] == [(5, 8), (5, 8), (5, 1)]
+
+
 def test_gradcheck(device: torch.device) -> None:
     if device.type == "cuda":
         pytest.skip("float64 is for the interpreter")
