@@ -63,12 +63,12 @@ def maxima(edge_index: Tensor, given: dict[str, Tensor], sources: int = SOURCES)
     return torch.where(top.isinf(), 0.0, top)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("factor", [0.3, 1.0, 4.0, 40.0])  # from scores near 0 to weights of 0 and 1
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_it_changes_no_result(
-    dtype: torch.dtype, factor: float, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, factor: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dropout = 0.4 if (dtype is torch.float16) == (factor in (0.3, 4.0)) else 0.0
     if dropout:
         monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 72)  # and windows are cut
     edge_index = graph(device)
@@ -144,8 +144,9 @@ def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.devi
     torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("source", [5, 90])
+@pytest.mark.parametrize(
+    ("source", "value"), [(5, float("nan")), (90, float("nan")), (5, float("inf")), (90, -float("inf"))]
+)
 def test_nan_and_inf_reach_their_neighbours_alone(source: int, value: float, device: torch.device) -> None:
     edge_index = graph(device)
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
