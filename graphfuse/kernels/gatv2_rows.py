@@ -191,8 +191,8 @@ def gatv2_bwd_row_kernel(
     first = att * scored
     if TRANSPOSED:
         first += summed
-    if TILE > 0:
-        d_att = own * scored
+    if TILE > 0:  # a node without edges adds nothing, whatever its row holds
+        d_att = tl.where(scored == 0, 0.0, own * scored)
     WITH_ATT: tl.constexpr = TILE > 0 or not TRANSPOSED
     whole = True
     if partial_ptr is not None:

@@ -81,3 +81,17 @@ def test_nan_and_inf_stay_in_their_head(
         assert torch.equal(left.isfinite(), right.isfinite())
         torch.testing.assert_close(left, right, rtol=2e-2, atol=2e-2, equal_nan=True)
     assert torch.equal(found[3].isfinite().all(1), wanted[3].isfinite().all(1))
+
+
+@pytest.mark.parametrize("name", ["x_src", "x_dst"])
+def test_a_node_without_edges_adds_nothing(name: str, device: torch.device) -> None:
+    windows, edge_index, given = draw("gatv2", "isolated", device, torch.float16, 2, 8)
+    end = edge_index[0 if name == "x_src" else 1]
+    alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
+    alone[end] = False
+    assert alone.any()
+    wanted = results(windows, given)
+    with torch.no_grad():
+        given[name][alone, 1, 2] = float("inf")
+    for mine, clean in zip(results(windows, given), wanted, strict=True):
+        assert torch.equal(mine, clean)
