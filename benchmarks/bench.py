@@ -264,7 +264,13 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+class Unsupported(Exception):
+    """A provider cannot express a problem; the message is a sentence that says why."""
+
+
 def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, Unsupported):
+        return {"status": "unsupported", "message": str(error)}
     text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text.lower()
     error.__traceback__ = error.__context__ = None  # frames hold the tensors that did not fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,11 @@ from torch import Tensor
 
 from benchmarks import additive, attention, flex, spmm
 from benchmarks.baselines import PygAdditive, PygSum
-from benchmarks.bench import Bench, Case, Prepared, Record
+from benchmarks.bench import Bench, Prepared, Unsupported
 from benchmarks.captured_steps import compile_in_place
 from benchmarks.graphs import Graph
 
 _SLOPE = 0.2  # of GATv2's leaky ReLU
-
-
-class Unsupported(Exception):
-    """A provider cannot express a problem; the message is a sentence that says why."""
 
 
 def _pyg_attention(i: attention.Inputs) -> Prepared:
@@ -113,15 +109,6 @@ class Extended(Bench):
 
     def __post_init__(self) -> None:
         pass
-
-    def rows(self, case: Case, quick: bool = False) -> Iterator[Record]:
-        """As of any benchmark; what a provider cannot express has the status ``unsupported``."""
-        mark = f"{Unsupported.__name__}: "
-        for record in super().rows(case, quick):
-            message = record.message or ""
-            if record.status == "error" and message.startswith(mark):
-                record = dataclasses.replace(record, status="unsupported", message=message.removeprefix(mark))
-            yield record
 
 
 def extended(bench: Bench, names: Sequence[str]) -> Bench:

@@ -27,7 +27,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, load_task
+from graphfuse.kernels.tiles import dot, finite, load_task
 
 
 @triton.jit
@@ -227,8 +227,9 @@ def attention_window_kernel(
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + window)
-    # The maximum of the first entries serves the others, if they are tame; that is half the work. Should it
-    # turn out to have been too small or too large, all is done once more, with a running maximum to the end.
+    # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
+    # too small or too large, all is done once more, with a running maximum to the end. (What a loop leaves
+    # behind has to exist before it, for Triton.)
     middle = end
     if PROBE > 0:
         middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
@@ -270,7 +271,7 @@ def attention_window_kernel(
     top, total = flat(top, GROUP), flat(total, GROUP)
     rows, heads, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
+    if not finite(acc):
         for place in tl.range(0, GROUP * 16):
             here = (heads - head) * 16 + (rows - window * 16) == place
             features = tl.arange(0, GROUP * BLOCK_DIM)

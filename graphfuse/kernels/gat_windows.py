@@ -37,7 +37,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, load_task
+from graphfuse.kernels.tiles import dot, finite, load_task
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def gat_window_kernel(
     own = own.to(ACC).reshape(GROUP * 16)
     rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
+    if not finite(acc):
         acc, tilt = sums_of_entries(
             a_src_ptr, x_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window, num_loops,
             first, head, own, top, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,

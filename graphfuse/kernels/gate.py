@@ -143,9 +143,7 @@ def _backward_plan(
     aligned: tuple[bool, ...],
 ) -> _BackwardPlan:
     config, acc = launch.whole_rows(dim), accumulator(dtype)
-    steps = -(-num_rows // config.rows)
-    length = -(-steps // launch.MAX_GATE_SLICES) * config.rows
-    num_slices = -(-num_rows // length)
+    length, num_slices = launch.row_slices(num_rows, config.rows)
     rest = (num_rows, length, *strides, dim, config.block_dim, config.rows, acc)
     main = Launch(_gate_bwd_kernel, num_slices, config.warps, (), rest)
     merge_rest = (num_slices, 3 * dim, MERGE_BLOCK, MERGE_SLICES, acc)

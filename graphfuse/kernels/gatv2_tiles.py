@@ -16,7 +16,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
 from graphfuse.kernels.device import INTERPRETING
-from graphfuse.kernels.tiles import dot
+from graphfuse.kernels.tiles import dot, finite
 
 _INTERPRETING = tl.constexpr(INTERPRETING)
 
@@ -40,14 +40,14 @@ def features_of(
 
 
 @triton.jit
-def spread(x, mine):
+def by_head(x, mine):
     # x[features] with each head in its column
     return tl.where(mine, x[:, None], 0.0).to(x.dtype)
 
 
 @triton.jit
 def gathered(x, mine, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    # what `spread` made wide, and products left so, as [BLOCK_HEADS, BLOCK_DIM]
+    # what `by_head` made wide, and products left so, as [BLOCK_HEADS, BLOCK_DIM]
     return tl.sum(tl.where(mine, x, 0.0), 1).reshape(BLOCK_HEADS, BLOCK_DIM)
 
 
@@ -77,14 +77,9 @@ def above_zero(x, own):
 @triton.jit
 def score_operands(att, own, mine, SLOPE: tl.constexpr, ACC: tl.constexpr):
     # What x and max(u, 0) are multiplied with, and what own adds to the score of each head.
-    wide = tl.where(mine, att[:, None], 0.0).to(ACC)
+    wide = by_head(att, mine).to(ACC)
     constant = tl.sum(wide * own.to(ACC)[:, None], 0) * SLOPE
     return (wide * SLOPE).to(att.dtype), (wide * (1.0 - SLOPE)).to(att.dtype), constant
-
-
-@triton.jit
-def finite(x):
-    return tl.max(((x * 0) != 0).to(tl.int32)) == 0
 
 
 @triton.jit
@@ -150,10 +145,10 @@ def gradient_sums(
     offs_row = tl.cast(row, tl.int64)
     if TRANSPOSED:
         own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs, mask=mask, other=0.0)
-        right = spread(own, mine)
+        right = by_head(own, mine)
     else:
         own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs, mask=mask, other=0.0)
-        right = spread(tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs, mask=mask, other=0.0), mine)
+        right = by_head(tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs, mask=mask, other=0.0), mine)
         shift, norm, delta, _ = load_stats(stats_ptr, offs_row * HEADS + heads, heads < HEADS)
     att = tl.load(att_ptr + offs, mask=mask, other=0.0)
     flat, steep, constant = score_operands(att, own, mine, SLOPE, ACC)
@@ -172,15 +167,14 @@ def gradient_sums(
         offs_other = column[:, None].to(tl.int64)
         mask_edge = live[:, None] & (heads < HEADS)
         if TRANSPOSED:
-            other = tl.load(
-                x_dst_ptr + offs_other * DST_STRIDE + offs[None, :], mask=mask[None, :], other=0.0
-            )
-            left = tl.load(grad_ptr + offs_other * GRAD_STRIDE + offs[None, :], mask=mask[None, :], other=0.0)
+            at = x_dst_ptr + offs_other * DST_STRIDE + offs[None, :]
+            other = tl.load(at, mask=mask[None, :], other=0.0)
+            at = grad_ptr + offs_other * GRAD_STRIDE + offs[None, :]
+            left = tl.load(at, mask=mask[None, :], other=0.0)
             shift, norm, delta, _ = load_stats(stats_ptr, offs_other * HEADS + heads, mask_edge)
         else:
-            other = tl.load(
-                x_src_ptr + offs_other * SRC_STRIDE + offs[None, :], mask=mask[None, :], other=0.0
-            )
+            at = x_src_ptr + offs_other * SRC_STRIDE + offs[None, :]
+            other = tl.load(at, mask=mask[None, :], other=0.0)
             left = other
         u, above = above_zero(other, own[None, :])
         s = tl.broadcast_to(constant[None, :], (EDGES, COLUMNS))

@@ -25,14 +25,15 @@ _FULL = 4224
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 
-# Edges of a row, on average, that make steps of 32 on tensor cores worth while.
+# Edges of a row, on average, from which GATv2 takes steps of 32 on tensor cores: by a count of instructions.
+# Not measured yet.
 _TILED = 20
 
 # Rows of a slice of a linear map's gradient.
 LINEAR_GRAD_ROWS = 256
 
-# Slices of the rows of a gate, or of logits, each with partial sums for the gradients of weights.
-MAX_GATE_SLICES = 2048
+# Slices of rows, each with partial sums for the gradients of weights.
+MAX_ROW_SLICES = 2048
 
 # The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
 MAX_FUSED_BYTES = 512
@@ -146,10 +147,16 @@ def linear_grad(left: int, right: int) -> Config:
 
 @functools.cache
 def whole_rows(dim: int) -> Config:
-    """Kernels of :mod:`.gate` and :mod:`.unit_rows`: 8 elements of a tile of whole rows for each thread."""
+    """Kernels of :mod:`.gate`, :mod:`.logits`, :mod:`.unit_rows`: 8 elements of a tile of rows a thread."""
     width = power_of_two(dim)
     rows = max(1, 1024 // width)
     return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)
+
+
+def row_slices(num_rows: int, rows: int) -> tuple[int, int]:
+    """Rows of a slice, in whole steps of ``rows``, and the number of slices, at most MAX_ROW_SLICES."""
+    length = -(-num_rows // (rows * MAX_ROW_SLICES)) * rows
+    return length, -(-num_rows // length)
 
 
 def power_of_two(n: int, least: int = 1) -> int:
@@ -228,7 +235,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
     ``rows`` is the group of heads. Half precision is spared the running maximum after two steps where a step
     computes longer than it gathers: of several heads, and of keys that are ``scaled`` values. The compiler
-    would take up to 255 registers for its two loops.
+    would take up to 255 registers for its two loops. ``probe`` and the bounds on registers that go with it
+    come from counts of instructions, and are not measured yet.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) else 0

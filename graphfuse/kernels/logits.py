@@ -111,11 +111,10 @@ def _plan(
     block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
     config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtype)
     rest = (stride, heads, dim, block_heads, block_dim, config.rows, acc)
-    steps = -(-num_rows // config.rows)
     if not backward:
-        return Launch(_logits_kernel, steps, config.warps, (), (num_rows, *rest)), steps
-    length = -(-steps // launch.MAX_GATE_SLICES) * config.rows
-    programs = -(-num_rows // length)
+        programs = -(-num_rows // config.rows)
+        return Launch(_logits_kernel, programs, config.warps, (), (num_rows, *rest)), programs
+    length, programs = launch.row_slices(num_rows, config.rows)
     return Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest)), programs
 
 

@@ -34,6 +34,12 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
 
 
 @triton.jit
+def finite(x):
+    # whether no number of x is NaN or Inf
+    return tl.max(((x * 0) != 0).to(tl.int32)) == 0
+
+
+@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
@@ -96,7 +102,7 @@ def window_sum(
         acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
-    if tl.max(((acc * 0) != 0).to(tl.int32)) > 0:
+    if not finite(acc):
         acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
         for entry in tl.range(begin, end):
             column = tl.load(column_ptr + entry)

@@ -120,11 +120,15 @@ def far_below(given: dict[str, Tensor]) -> None:
     given["q"][LATE, :, 0], given["k"][:, :, 0] = 14, -1  # exp(-14) would have lost most bits
 
 
+def out_of_sight(given: dict[str, Tensor]) -> None:
+    given["q"][LATE, :, 0], given["k"][:, :, 0] = 40, -1  # exp(-40) is 0 in half precision
+
+
 def untamed(given: dict[str, Tensor]) -> None:
     given["q"][16:32] *= 10  # the first entries already say so
 
 
-@pytest.mark.parametrize("spoil", [far_above, far_below, untamed])
+@pytest.mark.parametrize("spoil", [far_above, far_below, out_of_sight, untamed])
 def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.device) -> None:
     edge_index = graph(device)
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
