@@ -72,7 +72,6 @@ class Shape(NamedTuple):
     dropout: float
     self_loops: bool  # whether each node that is source and receiver has one loop, and no other
     v2: bool
-    edges: bool  # whether edges have numbers
     dtype: torch.dtype
 
 
@@ -100,14 +99,14 @@ def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
     """How the row kernels are launched."""
     size = shape.dtype.itemsize
     if shape.v2:
-        mean = w.num_entries // max(w.num_rows, w.num_cols, 1)  # the same in both directions
-        return launch.gatv2_row(shape.heads, shape.dim, size, backward, mean, shape.edges)
+        long = w.height == 1 and w.num_entries >= 256 * w.num_rows
+        return launch.gatv2_row(shape.heads, shape.dim, size, backward, long)
     return launch.gat_row(shape.heads, shape.dim, size, backward)
 
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: bool) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, slope, dropout, loops, v2, _, dtype = shape
+    heads, dim, slope, dropout, loops, v2, dtype = shape
     num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
@@ -122,7 +121,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
-        rest += (config.block_dim, config.step, config.tile, config.stages, slope, dropout, loops, v2, acc)
+        rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)
         programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
         main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers)
     return Plan(main, _merge(w, shape))

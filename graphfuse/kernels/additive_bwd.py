@@ -194,7 +194,7 @@ def _gat_bwd(
 
 def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, slope, dropout, loops, _, _, dtype = shape
+    heads, dim, slope, dropout, loops, _, dtype = shape
     num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
@@ -228,15 +228,12 @@ def _gatv2_bwd(
     # fills dx and of_edges, and returns the gradients of x_dst and att
     x_dst, att, x, edge, loop_edge, seed = given
     d_dst = x_dst.new_empty(x_dst.shape)
-    d_att = torch.empty_like(d_dst)  # of each receiver and, on tensor cores, of each source
-    tiled = row_config(structures[0].walk, shape, backward=True).tile > 0
-    d_att_src = torch.empty_like(dx) if tiled else None
+    d_att = torch.empty_like(d_dst)  # of each receiver
     strides = (x.stride(0), x_dst.stride(0), grad.stride(0))
-    sides = ((structures[0], d_dst, d_att, False), (structures[1], dx, d_att_src, True))
-    for structure, first, second, transposed in sides:
+    for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
             continue
-        w = structure.walk
+        w, transposed = structure.walk, second is None
         filled = (None, None) if transposed else of_edges
         wanted = tuple(value is None for value in filled)
         key = ("gatv2_bwd", shape, strides, structure.copies is None, edge is None, wanted, transposed)
@@ -245,29 +242,26 @@ def _gatv2_bwd(
             plan = w.plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
         partial = None
         if plan.merge is not None:
-            width = shape.heads * shape.dim * (1 if second is None else 2)
+            width = shape.heads * shape.dim * (1 if transposed else 2)
             partial = stats.new_empty((w.num_slots * w.height, width))
         out = saved.out if x.dtype == torch.float32 and not transposed else None
         operands = (x, x_dst, att, grad, out, edge, loop_edge, stats, seed)
         plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())
         if plan.merge is not None:
             plan.merge((first, second, None, partial), (), True, x.get_device())
-    total = d_att.sum(0, dtype=stats.dtype)
-    if d_att_src is not None:
-        total += d_att_src.sum(0, dtype=stats.dtype)
-    return d_dst, total.to(att.dtype)
+    return d_dst, d_att.sum(0, dtype=stats.dtype).to(att.dtype)
 
 
 def _gatv2_bwd_plan(
     structure: Structure, shape: Shape, strides: tuple[int, int, int], transposed: bool
 ) -> Plan:
     w, copies, edge_perm = structure
-    heads, dim, slope, dropout, loops, _, _, dtype = shape
+    heads, dim, slope, dropout, loops, _, dtype = shape
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
     config = row_config(w, shape, backward=True)
     graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
-    rest += (config.rows, config.block_dim, config.step, config.tile, config.stages, slope, dropout, loops)
+    rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops)
     programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
     rest = (*rest, accumulator(dtype))
     main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers)

@@ -8,7 +8,6 @@ gather one row of x per edge. For GAT's tilt see :mod:`graphfuse.kernels.gat_win
 import triton
 import triton.language as tl
 
-from graphfuse.kernels import gatv2_tiles
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
 from graphfuse.kernels.tiles import row_task
@@ -33,21 +32,44 @@ def loop_score(
     return u, s
 
 
-@triton.jit
-def softmax_sums(
-    column_ptr, copy_ptr, edge_perm_ptr, own, other_ptr, x_ptr, edge_ptr, seed_ptr, row, begin, end, heads,
-    offs_head, mask, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr,
-    TILTED: tl.constexpr, ACC: tl.constexpr,
+# All heads of one row.
+#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
+#             for one program is dealt out in groups of BLOCK_HEADS heads
+#   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
+#             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
+#             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
+#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2];
+#             slices write theirs to their slot
+#   on chip   top, total, high ACC [EDGES, BLOCK_HEADS]; acc, tilt ACC [EDGES, BLOCK_HEADS, BLOCK_DIM]: each
+#             place of a step keeps a softmax of its own, so that no edge waits for another
+#   order     edges of a place left to right, then places, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
+def additive_row_kernel(
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr,
+    num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Maximum and sums of the softmax [BLOCK_HEADS], sums of x and the tilt [BLOCK_HEADS, BLOCK_DIM], over the
-    # edges [begin, end) of a row. Each place of a step keeps a softmax of its own, so that no edge waits for
-    # another.
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
     mask_head = heads < HEADS
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     if V2:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
         att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+    else:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
     top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
     total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
     high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
@@ -91,78 +113,17 @@ def softmax_sums(
         p = exp(s - shift, PRECISE)
         rescale = exp(top - shift, PRECISE)
         total = total * rescale + p
-        if TILTED:
+        if tilt_ptr is not None:
             high = high * rescale + tl.where(u > 0, p, 0.0)
         if DROPOUT > 0:
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
             p *= kept(own_key, other_key, DROPOUT, 1.0)
         acc = acc * rescale[:, :, None] + p[:, :, None] * x
-        if TILTED:
+        if tilt_ptr is not None:
             tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
         top = higher
     highest = tl.max(top, 0)
-    rescale = exp(top - shift_of(highest)[None, :], PRECISE)
-    total, high = tl.sum(total * rescale, 0), tl.sum(high * rescale, 0)
-    acc, tilt = tl.sum(acc * rescale[:, :, None], 0), tl.sum(tilt * rescale[:, :, None], 0)
-    return highest, total, high, acc, tilt
-
-
-# All heads of one row.
-#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
-#             for one program is dealt out in groups of BLOCK_HEADS heads
-#   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
-#             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
-#             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
-#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2];
-#             slices write theirs to their slot
-#   on chip   maximum and sums for each of EDGES places of a step; with TILE, in half precision of V2 without
-#             edge, first that many edges at a time on tensor cores
-#   order     edges of a place left to right, then places, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
-def additive_row_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr,
-    num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    EDGES: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
-    if listed:
-        return
-    offs_row = tl.cast(row, tl.int64)
-    first = (tl.program_id(0) // programs) * BLOCK_HEADS
-    heads = first + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask_head = heads < HEADS
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
-    if V2:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    else:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
-    top = tl.full((BLOCK_HEADS,), float("-inf"), dtype=ACC)
-    total = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    high = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    acc = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    tilt = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    fine = False
-    if TILE > 0:
-        top, total, acc, fine = gatv2_tiles.softmax_sums(
-            column_ptr, copy_ptr, own_ptr, other_ptr, x_ptr, seed_ptr, row, begin, end, first, X_STRIDE,
-            OWN_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, TILE, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
-    if not fine:
-        top, total, high, acc, tilt = softmax_sums(
-            column_ptr, copy_ptr, edge_perm_ptr, own, other_ptr, x_ptr, edge_ptr, seed_ptr, row, begin, end,
-            heads, offs_head, mask, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE,
-            DROPOUT, LOOPS, V2, tilt_ptr is not None, ACC,
-        )  # fmt: skip
     if LOOPS:  # the loop is an edge of the first slice
         with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
@@ -171,18 +132,19 @@ def additive_row_kernel(
             mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
         )  # fmt: skip
         loop_s = tl.where(with_loop, loop_s, float("-inf"))
-        highest = tl.maximum(top, loop_s)
-        shift = shift_of(highest)
-        rescale, p = exp(top - shift, PRECISE), exp(loop_s - shift, PRECISE)
-        top, total = highest, total * rescale + p
-        acc *= rescale[:, None]
+        highest = tl.maximum(highest, loop_s)
+    shift = shift_of(highest)
+    rescale = exp(top - shift[None, :], PRECISE)
+    total, high = tl.sum(total * rescale, 0), tl.sum(high * rescale, 0)
+    acc, tilt = tl.sum(acc * rescale[:, :, None], 0), tl.sum(tilt * rescale[:, :, None], 0)
+    top = highest
+    if LOOPS:
+        p = exp(loop_s - shift, PRECISE)
+        total += p
         if tilt_ptr is not None:
-            bent = tl.where(loop_u > 0, p, 0.0)
-            high = high * rescale + bent
-            tilt *= rescale[:, None]
+            high += tl.where(loop_u > 0, p, 0.0)
         if DROPOUT > 0:
             loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
             p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
         acc += p[:, None] * own_x
         if tilt_ptr is not None:

@@ -1,9 +1,8 @@
-"""Row kernel of GATv2's attention, backward: all heads of one row."""
+"""Row kernel of GATv2's attention, backward: all heads of one row, plain multiply-adds."""
 
 import triton
 import triton.language as tl
 
-from graphfuse.kernels import gatv2_tiles
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
 from graphfuse.kernels.tiles import row_task
@@ -39,25 +38,51 @@ def loop_gradients(
     return scored, dropped[:, None] * grad, scored * u
 
 
-@triton.jit
-def gradient_sums(
-    d_edge_ptr, column_ptr, copy_ptr, edge_perm_ptr, x_src_ptr, x_dst_ptr, att, own, own_out, grad_ptr,
-    edge_ptr, stats_ptr, seed_ptr, row, begin, end, heads, offs_head, mask, SRC_STRIDE: tl.constexpr,
-    DST_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+# All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
+# TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
+#   grid      as the forward kernel
+#   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
+#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
+#             receivers, out: g x - delta is then g (x - out), which loses no bits
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
+#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
+#   order     as the forward kernel: bitwise reproducible
+@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
+def gatv2_bwd_row_kernel(
+    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
+    seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Over the edges [begin, end) of a row, [BLOCK_HEADS, BLOCK_DIM]: the gradient of the own row through
-    # scores (att apart) and through sums, and the part of d_att.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
+    programs = num_tasks + num_rows
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
+    )
+    if listed:
+        return
     offs_row = tl.cast(row, tl.int64)
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
     mask_head = heads < HEADS
-    if not TRANSPOSED:
+    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
+    offs_head = heads[:, None] * DIM + offs_dim[None, :]
+    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+    if TRANSPOSED:
+        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    else:
+        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
         grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
             None, :, :
         ]
         place = (offs_row * HEADS + heads)[None, :]
         shift, norm, delta, _ = load_stats(stats_ptr, place, mask_head[None, :])
+    own_out = None
+    if own_out_ptr is not None:
+        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
+    # the gradient of the own row, through scores (att apart) and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     summed = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -98,7 +123,7 @@ def gradient_sums(
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
         base = delta
-        if own_out is not None:
+        if own_out_ptr is not None:
             dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
         else:
             dp = tl.sum(grad * x, 2) * factor
@@ -112,69 +137,7 @@ def gradient_sums(
             if d_edge_ptr is not None:
                 value = du * att[None, :, :]
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
-    return tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
-
-
-# All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
-# TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
-#   grid      as the forward kernel
-#   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
-#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
-#             receivers, out: g x - delta is then g (x - out), which loses no bits
-#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; d_att, a row's part of it,
-#             [num_rows, HEADS, DIM]; of receivers d_edge and d_loop_edge; slices write the first two to their
-#             slot. Receivers alone write d_att, sums of ds leaky(u); with TILE all do: as leaky(u) is
-#             leaky'(u) (x_src + x_dst), it is the own row times its `scored`, from both ends of each edge
-#   on chip   with TILE, in half precision without edge, first that many edges at a time on tensor cores
-#   order     as the forward kernel: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
-def gatv2_bwd_row_kernel(
-    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
-    seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
-    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
-    if listed:
-        return
-    offs_row = tl.cast(row, tl.int64)
-    first_head = (tl.program_id(0) // programs) * BLOCK_HEADS
-    heads = first_head + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask_head = heads < HEADS
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
-    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
-    if TRANSPOSED:
-        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    else:
-        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    own_out = None
-    if own_out_ptr is not None:
-        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
-    scored = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    summed = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    d_att = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    fine = False
-    if TILE > 0:
-        scored, summed, fine = gatv2_tiles.gradient_sums(
-            column_ptr, copy_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, stats_ptr, seed_ptr, row, begin,
-            end, first_head, SRC_STRIDE, DST_STRIDE, GRAD_STRIDE, TRANSPOSED, HEADS, DIM, BLOCK_HEADS,
-            BLOCK_DIM, TILE, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
-    if not fine:
-        scored, summed, d_att = gradient_sums(
-            d_edge_ptr, column_ptr, copy_ptr, edge_perm_ptr, x_src_ptr, x_dst_ptr, att, own, own_out,
-            grad_ptr, edge_ptr, stats_ptr, seed_ptr, row, begin, end, heads, offs_head, mask, SRC_STRIDE,
-            DST_STRIDE, GRAD_STRIDE, TRANSPOSED, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE,
-            DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
+    scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if LOOPS:
         with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
@@ -191,20 +154,17 @@ def gatv2_bwd_row_kernel(
     first = att * scored
     if TRANSPOSED:
         first += summed
-    if TILE > 0:  # a node without edges adds nothing, whatever its row holds
-        d_att = tl.where(scored == 0, 0.0, own * scored)
-    WITH_ATT: tl.constexpr = TILE > 0 or not TRANSPOSED
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            PARTS: tl.constexpr = 2 if WITH_ATT else 1
+            PARTS: tl.constexpr = 1 if TRANSPOSED else 2
             partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
             tl.store(partial_ptr + offs_head, first, mask=mask)
-            if WITH_ATT:
+            if not TRANSPOSED:
                 tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
         at = offs_row * HEADS * DIM + offs_head
         tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
-        if WITH_ATT:
+        if not TRANSPOSED:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from graphfuse.kernels.device import HALF, HIP
+from graphfuse.kernels.device import HALF
 
 # What a memory system of 4 TB/s moves in the 3 us that one more captured kernel costs.
 _LAUNCH_BYTES = 12_000_000
@@ -24,10 +24,6 @@ _FULL = 4224
 
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
-
-# Edges of a row, on average, from which GATv2 takes steps of 32 on tensor cores: by a count of instructions.
-# Not measured yet.
-_TILED = 20
 
 # Rows of a slice of a linear map's gradient.
 LINEAR_GRAD_ROWS = 256
@@ -59,7 +55,6 @@ class Config(NamedTuple):
     merge_warps: int = 4
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
-    tile: int = 0  # edges a step of a row kernel on tensor cores; 0: it has no such loop
     probe: int = 0  # entries whose maximum a window of attention tries to make do with; 0: no such try
 
 
@@ -239,9 +234,9 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     come from counts of instructions, and are not measured yet.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
-    probe = 64 if size == 2 and (group > 1 or scaled) else 0
+    probe = 64 if size == 2 and group > 1 and not dropout else 0
     if width <= 64:
-        registers = (184 if scaled else 144) if probe and not dropout else None
+        registers = 128 if probe else None
         return Config(width, 32, 3, 1, rows=group, registers=registers, probe=probe)
     aligned = width <= 128 and dim % 8 == 0
     return Config(width, 32, 2, (2 if dropout else 1) if aligned else 4, probe=probe)
@@ -343,22 +338,12 @@ def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
 
 
 @functools.cache
-def gatv2_row(heads: int, dim: int, size: int, backward: bool, mean: int, edges: bool) -> Config:
-    """Row kernels of GATv2's attention, over rows of ``mean`` edges on average.
-
-    Half precision goes 32 edges at a time over tensor cores where rows fill that, and no numbers of ``edges``
-    are added; a warp holds 64 features without spilling (of AMD not even that). Else, and where a row turns
-    out to hold a NaN, it goes edge by edge; long rows keep four warps busy at that.
-    """
+def gatv2_row(heads: int, dim: int, size: int, backward: bool, long: bool) -> Config:
+    """Row kernels of GATv2's attention; ``long`` rows, of 256 edges and more, keep four warps busy."""
     config = attention_row(heads, dim, size)
     if size > 2:
         return config._replace(step=max(1, config.step // 2), stages=2)  # of registers
-    if mean >= _TILED and not edges and config.block_dim <= 256 and not HIP:
-        block_heads = min(config.rows, max(1, 64 // config.block_dim))
-        block_dim = max(config.block_dim, 16 // block_heads)
-        width = block_heads * block_dim
-        return Config(block_dim, max(1, 512 // width), 2, max(1, width // 64), rows=block_heads, tile=32)
-    if mean >= 256 and dim >= 32 and config.warps == 1:
+    if long and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
     return config
 

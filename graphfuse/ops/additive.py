@@ -213,7 +213,7 @@ def _prepared(how: How, given: Operands) -> tuple[Any, Any]:
     edge = None if edge is None else edge.contiguous()
     loop_edge = None if loop_edge is None else loop_edge.contiguous()
     operands = kernels.Operands(own, given.other.contiguous(), x, edge, loop_edge, given.seed)
-    return operands, kernels.Shape(*x.shape[1:], *how[:4], edge is not None, x.dtype)
+    return operands, kernels.Shape(*x.shape[1:], *how[:4], x.dtype)
 
 
 @advises

@@ -60,10 +60,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     types = {**INDICES, **NUMBERS, **STRIDES, **case.operands}
     given = {name for name in names if name in types and name not in case.constants}
     signature = {name: types[name] if name in given else "constexpr" for name in names}
-    chosen = case.constants
-    if "TILE" in names and TARGETS[target].backend == "hip":
-        chosen = chosen | {"TILE": 0}  # as launch.py has it there
-    constants = {name: chosen.get(name) for name in names if name not in given}
+    constants = {name: case.constants.get(name) for name in names if name not in given}
     attrs = {
         (i,): ALIGNED
         for i, name in enumerate(names)
@@ -239,8 +236,8 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             )
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
-        for mean in (8, 256):
-            forward, back = (launch.gatv2_row(heads, dim, size, b, mean, with_edges) for b in (False, True))
+        for long in (False, True):
+            forward, back = (launch.gatv2_row(heads, dim, size, b, long) for b in (False, True))
             rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, back, True, side) for side in sides]
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
@@ -252,7 +249,6 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
-                "TILE": config.tile,
                 "STAGES": config.stages,
                 "SLOPE": 0.2,
                 "DROPOUT": rate,

@@ -20,10 +20,10 @@ LATE, ALONE = 18, 20  # a receiver of the last sources only, and one without
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     config = launch.attention_window
 
+    assert config(2, 8, 2, False, False).probe > 0
+
     def short(*arguments: Any) -> launch.Config:
-        found = config(*arguments)
-        assert found.probe > 0  # half precision of several heads, or scaled keys
-        return found._replace(probe=FIRST)
+        return config(*arguments)._replace(probe=FIRST)
 
     monkeypatch.setattr(launch, "attention_window", short)
 
