@@ -105,7 +105,7 @@ def changes(vary: Sequence[str]) -> Iterator[Change]:
 
 def fits(case: Case, only: Sequence[str]) -> bool:
     """Whether the case has these values, written as ``shape=4x32``, ``dtype=float16`` or ``mode=fwd``."""
-    return all(axis in case and _text(case[axis]) == value for axis, value in _pairs(only).items())
+    return all(axis in case and as_text(case[axis]) == value for axis, value in _pairs(only).items())
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[No
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         config: Config = original(*args, **kwargs)
-        meant = all(_text(bound.arguments[name]) == value for name, value in calls.items())
+        meant = all(as_text(bound.arguments[name]) == value for name, value in calls.items())
         return config._replace(**change) if meant else config
 
     with mock.patch.object(launch, function, patched):
@@ -151,7 +151,7 @@ def _sweep(
             "calls": calls,
             "change": change,
         }
-        row |= {"case": {axis: _text(value) for axis, value in case.items()}, **machine()}
+        row |= {"case": {axis: as_text(value) for axis, value in case.items()}, **machine()}
         yield row | with_change(change, functools.partial(_measure, bench, provider, problem))
 
 
@@ -197,7 +197,7 @@ def _compile(calls: Sequence[Callable[[], Any]]) -> None:
 def table(case: Case, rows: Sequence[dict[str, Any]]) -> str:
     """The configurations from the fastest on, with ratios to the table's own, and what went wrong."""
     own = next((row.get("p50_ms") for row in rows if not row["change"]), None)
-    lines = [" ".join(f"{axis}={_text(value)}" for axis, value in case.items())]
+    lines = [" ".join(f"{axis}={as_text(value)}" for axis, value in case.items())]
     for row in sorted(rows, key=lambda row: row.get("p50_ms", float("inf"))):
         change = " ".join(f"{field}={value}" for field, value in row["change"].items()) or "as it is"
         if row["status"] == "ok":
@@ -215,7 +215,8 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value of a case as the command line has it: ``4x32``, ``float16``."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value).removeprefix("torch.").lower()

@@ -115,7 +115,9 @@ def attention_row_kernel(
         own_score = tl.sum(q * own_k, 1)
         if key_scale_ptr is not None:
             own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
-        own_score *= SCALE
+        # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
+        # and a loop that is all of its row would not weigh 1.
+        own_score = tl.where(with_loop, own_score * SCALE, float("-inf"))
         highest = tl.where(with_loop, tl.maximum(highest, own_score), highest)
     shift = shift_of(highest)
     rescale = exp(top - shift[None, :], PRECISE)

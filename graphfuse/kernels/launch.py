@@ -176,7 +176,7 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     if load is Load.FEW:
         return Config(block, 64, 3, 1 if narrow else 2)
     if load is Load.LONG:
-        return Config(min(width, 128), 64, 3, 1 if narrow else 2)
+        return Config(min(width, 128), 64, 5 if width == 64 else 3, 1 if narrow else 2)
     if load is Load.TINY and width >= 128:
         return Config(128, 16, 3, 1)
     unaligned = dim * size % 16 != 0 and not narrow  # more registers for addresses: spread them
@@ -228,18 +228,18 @@ def attention_prefers_rows(
 def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
-    ``rows`` is the group of heads. Half precision is spared the running maximum after two steps where a step
-    computes longer than it gathers: of several heads, and of keys that are ``scaled`` values. The compiler
-    would take up to 255 registers for its two loops. ``probe`` and the bounds on registers that go with it
-    come from counts of instructions, and are not measured yet.
+    ``rows`` is the group of heads. Half precision is spared the running maximum where a step of several heads
+    computes longer than it gathers; with bounded registers, so that as many programs fit as without. Of five
+    stages two steps of rows are on their way, of three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
-    probe = 64 if size == 2 and group > 1 and not dropout else 0
     if width <= 64:
-        registers = 128 if probe else None
-        return Config(width, 32, 3, 1, rows=group, registers=registers, probe=probe)
-    aligned = width <= 128 and dim % 8 == 0
-    return Config(width, 32, 2, (2 if dropout else 1) if aligned else 4, probe=probe)
+        probe = 64 if size == 2 and group > 1 and not dropout else 0
+        stages = 5 if group > 1 or (width == 64 and not dropout) else 3
+        return Config(width, 32, stages, 1, rows=group, registers=120 if probe else None, probe=probe)
+    if width <= 128 and dim % 8 == 0:
+        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1)
+    return Config(width, 32, 2, 4)
 
 
 @functools.cache
@@ -248,13 +248,14 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
 
     168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
     the compiler takes up to 194 and 208. Dropout and, of wide heads, self-loops need more: a bound would make
-    them spill.
+    them spill. 64 features do better with two steps of rows on their way than with one program more.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
-        registers = None if dropout else 168
-        return Config(width, 32, 3 if group > 1 else 2, 1, rows=group, registers=registers)
+        registers = None if dropout or width == 64 else 168
+        stages = 5 if width == 64 or (group > 1 and not dropout) else 3 if group > 1 else 2
+        return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 64, 2, 2, registers=None if dropout or self_loops else 200)
     return Config(width, 32 if width <= 128 else 16, 2, 4)

@@ -38,10 +38,10 @@ def graph(device: torch.device) -> Tensor:
 
 
 def draw(device: torch.device, dtype: torch.dtype, heads: int = 2, dim: int = 8) -> dict[str, Tensor]:
-    generator = torch.Generator(device).manual_seed(1)
+    generator = torch.Generator().manual_seed(1)  # of the CPU: which windows are done again is the draw's
     shapes = {"q": RECEIVERS, "k": SOURCES, "v": SOURCES}
     return {
-        name: torch.randn(rows, heads, dim, device=device, generator=generator).to(dtype)
+        name: torch.randn(rows, heads, dim, generator=generator).to(device, dtype)
         for name, rows in shapes.items()
     }
 

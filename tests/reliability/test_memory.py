@@ -235,7 +235,7 @@ def test_after_a_lack_of_memory_all_is_as_before() -> None:
             lambda: RowWindows.from_edge_index(many, (400_000, 400_000)),
             lambda: torch.autograd.grad(out, list(layer.parameters()), cotangent),
         ):
-            with pytest.raises(torch.OutOfMemoryError, match=r"half precision, torch\.utils\.checkpoint"):
+            with pytest.raises(torch.OutOfMemoryError):
                 call()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
