@@ -202,7 +202,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         config = launch.gat_window(heads, dim, dropout > 0, backward=True)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, slope, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, slope, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

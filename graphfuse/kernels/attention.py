@@ -107,7 +107,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.probe, scale, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

@@ -143,7 +143,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
         graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, scale, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

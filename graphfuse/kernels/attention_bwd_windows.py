@@ -21,6 +21,7 @@ from graphfuse.kernels.attention_tiles import (
     of_nodes,
     of_receivers,
     rate_of,
+    resident,
     signed,
     slope,
     window_step,
@@ -65,8 +66,8 @@ def attention_bwd_window_kernel(
     num_rows, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
@@ -108,6 +109,7 @@ def attention_bwd_window_kernel(
                 BLOCK_DIM,
             )  # fmt: skip
             second = flat(p_loop, GROUP) * own_other.to(ACC)
+    own, own_value = resident(own, GROUP, WARPS, ACC), resident(own_value, GROUP, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None and not TRANSPOSED:
         scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)

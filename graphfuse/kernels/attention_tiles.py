@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from graphfuse.kernels.tiles import dot
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -87,6 +89,27 @@ def load_own(
 def of_columns(x, GROUP: tl.constexpr):
     # x[COLUMNS] as a tile
     return x[None, None, :] if GROUP > 1 else x[None, :]
+
+
+@triton.jit
+def as_scores(x, GROUP: tl.constexpr, ACC: tl.constexpr):
+    # x, broadcast to rows of scores, as tensor cores leave those: a product of zeros is added to it. Where x
+    # stands otherwise Triton would move the scores to it, and a maximum over columns takes ten times the
+    # shuffles.
+    ROWS: tl.constexpr = (GROUP, 16, 16) if GROUP > 1 else (16, 16)
+    SHAPE: tl.constexpr = (GROUP, 16, x.shape[2]) if GROUP > 1 else (16, x.shape[1])
+    zeros, others = tl.zeros(ROWS, dtype=tl.bfloat16), tl.zeros(SHAPE, dtype=tl.bfloat16)
+    return dot(zeros, others, tl.broadcast_to(x.to(ACC), SHAPE), ACC)
+
+
+@triton.jit
+def resident(x, GROUP: tl.constexpr, WARPS: tl.constexpr, ACC: tl.constexpr):
+    # x, rows of a window, as a left operand of products that stays in registers. As it was loaded Triton
+    # would keep it in shared memory and read it again in each step, where reading shared memory is what a
+    # step takes longest for; more warps than one would have to exchange it in each step.
+    if WARPS > 1:
+        return x
+    return as_scores(x, GROUP, ACC).to(x.dtype)
 
 
 @triton.jit

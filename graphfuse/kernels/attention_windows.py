@@ -5,6 +5,7 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
+    as_scores,
     columns_last,
     flat,
     flat_tile,
@@ -22,30 +23,13 @@ from graphfuse.kernels.attention_tiles import (
     of_copy,
     of_nodes,
     rate_of,
+    resident,
     shift_of,
     signed,
     store_softmax,
     window_step,
 )
 from graphfuse.kernels.tiles import dot, finite, load_task
-
-
-@triton.jit
-def spread(x, GROUP: tl.constexpr, ACC: tl.constexpr):
-    # x[.., 1, COLUMNS] for each of 16 rows, as a product of ones with the three bfloat16 that x is the sum
-    # of: so it stands as tensor cores leave scores. Else Triton would move the scores to where x stands, and
-    # a maximum over columns would take ten times the shuffles.
-    high = x.to(tl.bfloat16).to(x.dtype)
-    middle = (x - high).to(tl.bfloat16).to(x.dtype)
-    low = x - high - middle
-    inner = tl.arange(0, 16)[:, None]
-    left = tl.full((16, 16), 1.0, dtype=tl.float32).to(tl.bfloat16)
-    if GROUP > 1:
-        inner, left = inner[None, :, :], tl.full((GROUP, 16, 16), 1.0, dtype=tl.float32).to(tl.bfloat16)
-    right = tl.where(inner == 0, high, tl.where(inner == 1, middle, tl.where(inner == 2, low, 0.0)))
-    right = right.to(tl.bfloat16)
-    SHAPE: tl.constexpr = (GROUP, 16, x.shape[2]) if GROUP > 1 else (16, x.shape[1])
-    return dot(left, right, tl.zeros(SHAPE, dtype=ACC), ACC)
 
 
 @triton.jit
@@ -142,7 +126,7 @@ def attend(
             v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         s = dot(q, columns_last(k, GROUP), outside, ACC)
         if key_scale_ptr is not None:
-            s *= spread(scale, GROUP, ACC)
+            s *= as_scores(scale, GROUP, ACC)
             scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
             ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         if FIXED:
@@ -207,8 +191,8 @@ def attention_window_kernel(
     q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PROBE: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, PROBE: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
@@ -216,7 +200,7 @@ def attention_window_kernel(
     rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
     offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
     q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
-    q = signed(q, SCALE)
+    q = resident(signed(q, SCALE), GROUP, WARPS, ACC)
     ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
     top = tl.full(ROWS, float("-inf"), dtype=ACC)
     total = tl.zeros(ROWS, dtype=ACC)

@@ -18,6 +18,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky_slope, load_stats
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
+    as_scores,
     columns_last,
     flat,
     flat_tile,
@@ -33,24 +34,12 @@ from graphfuse.kernels.attention_tiles import (
     of_columns,
     of_copy,
     of_nodes,
+    resident,
     shift_of,
     slope,
     window_step,
 )
 from graphfuse.kernels.tiles import dot, finite, load_task
-
-
-@triton.jit
-def sums(own, other, GROUP: tl.constexpr, ACC: tl.constexpr):
-    # own[.., 16, 1] + other[.., 1, COLUMNS] as a product of [own, 1] and [1, other], exact: so they stand as
-    # tensor cores leave scores, where a maximum over columns takes few shuffles.
-    left, right = tl.arange(0, 16)[None, :], tl.arange(0, 16)[:, None]
-    if GROUP > 1:
-        left, right = left[None, :, :], right[None, :, :]
-    left = tl.where(left == 0, own, tl.where(left == 1, 1.0, 0.0).to(own.dtype))
-    right = tl.where(right == 1, other, tl.where(right == 0, 1.0, 0.0).to(other.dtype))
-    SHAPE: tl.constexpr = (GROUP, 16, other.shape[2]) if GROUP > 1 else (16, other.shape[1])
-    return dot(left, right, tl.zeros(SHAPE, dtype=ACC), ACC)
 
 
 @triton.jit
@@ -155,7 +144,7 @@ def gat_window_kernel(
         column, copy, outside = window_step(
             column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
-        u = sums(own, other, GROUP, ACC)
+        u = own.to(ACC) + as_scores(other, GROUP, ACC)
         bits, other = next_bits, next_other
         x = gather(x_ptr, column, head, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         s = tl.where(outside == 0, exponent(u, SLOPE), outside)
@@ -235,7 +224,7 @@ def gat_bwd_window_kernel(
     a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, num_loops,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    WARPS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
@@ -262,6 +251,7 @@ def gat_bwd_window_kernel(
             grad_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
         dx = flat(loop_p, GROUP) * own_grad.to(ACC)
+    x = resident(x, GROUP, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
@@ -272,7 +262,8 @@ def gat_bwd_window_kernel(
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
         receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
         lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
-        u = own + a_dst
+        lse, delta = as_scores(lse, GROUP, ACC), as_scores(delta, GROUP, ACC)
+        u = own + as_scores(a_dst, GROUP, ACC)
         p = tl.where(outside == 0, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
         dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
         dropped = p
