@@ -228,18 +228,19 @@ def attention_prefers_rows(
 def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
-    ``rows`` is the group of heads. Half precision is spared the running maximum where a step of several heads
-    computes longer than it gathers; with bounded registers, so that as many programs fit as without. Of five
-    stages two steps of rows are on their way, of three one.
+    ``rows`` is the group of heads. Half precision is spared the running maximum where a step computes longer
+    than it gathers: of several heads, and of keys that are ``scaled`` values; with bounded registers, so that
+    as many programs fit as without. Of five stages two steps of rows are on their way, of three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
+    probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
     if width <= 64:
-        probe = 64 if size == 2 and group > 1 and not dropout else 0
-        stages = 5 if group > 1 or (width == 64 and not dropout) else 3
-        return Config(width, 32, stages, 1, rows=group, registers=120 if probe else None, probe=probe)
+        stages = 5 if group > 1 or (width == 64 and not dropout and not scaled) else 3
+        registers = (168 if scaled else 120) if probe else None
+        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1)
-    return Config(width, 32, 2, 4)
+        return Config(width, 32, 2 if dropout else 3, 2 if dropout else 1, probe=probe)
+    return Config(width, 32, 2, 4, probe=probe)
 
 
 @functools.cache
@@ -248,12 +249,12 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
 
     168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
     the compiler takes up to 194 and 208. Dropout and, of wide heads, self-loops need more: a bound would make
-    them spill. 64 features do better with two steps of rows on their way than with one program more.
+    them spill. 64 features do better with two steps of rows on their way than with more programs.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
-        registers = None if dropout or width == 64 else 168
+        registers = None if dropout else 168
         stages = 5 if width == 64 or (group > 1 and not dropout) else 3 if group > 1 else 2
         return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
@@ -316,11 +317,14 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    The bound on registers is that of attention; forward of narrow heads does better with more.
+    The bound on registers is that of attention; forward of narrow heads does better with more, and backward of
+    heads of 32 with less and two steps of rows on their way.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
+        if backward and width == 32 and not dropout:
+            return Config(width, 32, 5, 1, rows=group, registers=128)
         bounded = not dropout and group == 1 and (backward or width == 64)
         step = 16 if dropout and group > 1 else 32
         return Config(width, step, 3, 1, rows=group, registers=168 if bounded else None)
