@@ -317,8 +317,8 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    The bound on registers is that of attention; forward of narrow heads does better with more, and backward of
-    heads of 32 with less and two steps of rows on their way.
+    The bound on registers is that of attention; forward of narrow heads does better with more, and backward
+    of heads of 32 with less and two steps of rows on their way.
     """
     width = power_of_two(dim, 16)
     if width <= 64:

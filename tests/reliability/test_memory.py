@@ -223,6 +223,7 @@ def test_after_a_lack_of_memory_all_is_as_before() -> None:
     edge_index = random_edges(400_000, 2_000_000, device)
     out = layer(x, edge_index)
     cotangent = torch.ones_like(out)
+    torch.autograd.grad(out, list(layer.parameters()), cotangent, retain_graph=True)  # builds the transpose
     many = torch.randint(400_000, (2, 20_000_000), device=device)
     gc.collect()
     torch.cuda.synchronize()
