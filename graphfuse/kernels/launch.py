@@ -235,9 +235,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
     if width <= 64:
-        stages = 5 if group > 1 or (width == 64 and not dropout and not scaled) else 3
         registers = (168 if scaled else 120) if probe else None
-        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
+        return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout else 3, 2 if dropout else 1, probe=probe)
     return Config(width, 32, 2, 4, probe=probe)
