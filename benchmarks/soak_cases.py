@@ -265,8 +265,7 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_LONG = 256  # edges
-_LONG_ROWS = ("gatv2_row", lambda *shape: _GATV2_ROW(*shape[:4], _LONG, shape[5]))
+_LONG_ROWS = ("gatv2_row", lambda heads, dim, size, backward, _: _GATV2_ROW(heads, dim, size, backward, True))
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -326,12 +325,9 @@ def _of_gat() -> Iterator[Case]:
                 yield Case("gat_attention", walk, dtype, shape, options, patches)
         for options in (*every, *with_edges):
             yield Case("gatv2_attention", "rows", dtype, shape, options)
-        for options in (*every, with_edges[-1]):
-            short, long = (
-                _GATV2_ROW(*shape, dtype.itemsize, True, n, "edges" in options) for n in (0, _LONG)
-            )
-            if short != long:
-                yield Case("gatv2_attention", "rows-long", dtype, shape, options, (_LONG_ROWS,))
+        short, long = (_GATV2_ROW(*shape, dtype.itemsize, True, many) for many in (False, True))
+        if short != long:
+            yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG_ROWS,))
 
 
 def _of_others() -> Iterator[Case]:
