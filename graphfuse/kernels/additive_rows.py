@@ -10,7 +10,7 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
-from graphfuse.kernels.tiles import row_task
+from graphfuse.kernels.tiles import head_tile, row_task
 
 
 @triton.jit
@@ -60,11 +60,8 @@ def additive_row_kernel(
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     if V2:
         own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
         att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
@@ -217,11 +214,8 @@ def gat_bwd_row_kernel(
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
     own = tl.load(a_src_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
     d_own = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)

@@ -20,7 +20,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     store_softmax,
 )
-from graphfuse.kernels.tiles import row_task
+from graphfuse.kernels.tiles import head_tile, row_task
 
 
 # All heads of one row.
@@ -51,12 +51,10 @@ def attention_row_kernel(
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
+    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
     mask_query = mask_head[:, None] & mask_edge[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
     q = tl.load(q_ptr + offs_row * Q_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
     if edge_attr_ptr is not None:
@@ -231,12 +229,10 @@ def attention_bwd_row_kernel(
     )
     if listed:
         return
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
+    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
     mask_query = mask_head[:, None] & mask_edge[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
     offs_row = tl.cast(row, tl.int64)
     own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)

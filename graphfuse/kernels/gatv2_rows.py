@@ -5,7 +5,7 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
-from graphfuse.kernels.tiles import row_task
+from graphfuse.kernels.tiles import head_tile, row_task
 
 
 @triton.jit
@@ -64,11 +64,8 @@ def gatv2_bwd_row_kernel(
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    mask = mask_head[:, None] & (offs_dim < DIM)[None, :]
-    offs_head = heads[:, None] * DIM + offs_dim[None, :]
     att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
     if TRANSPOSED:
         own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)

@@ -34,6 +34,18 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
 
 
 @triton.jit
+def head_tile(
+    programs, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    # The tile [BLOCK_HEADS, BLOCK_DIM] of a program, of which `programs` take each group of heads: its heads,
+    # where their features stand in a row of all heads, and which of them exist.
+    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask = (heads < HEADS)[:, None] & (offs_dim < DIM)[None, :]
+    return heads, heads[:, None] * DIM + offs_dim[None, :], mask
+
+
+@triton.jit
 def finite(x):
     # whether no number of x is NaN or Inf
     return tl.max(((x * 0) != 0).to(tl.int32)) == 0
