@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, machine
+from benchmarks.cases import as_text, fits
 from benchmarks.soak import append
-from benchmarks.tune import as_text, fits
 
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "SchedulerStats")
 SECTIONS += ("WarpStateStats", "InstructionStats", "Occupancy", "LaunchStats")

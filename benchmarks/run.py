@@ -32,6 +32,7 @@ from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm
 from benchmarks import transformer_step as transformer_step
 from benchmarks.bench import REGISTRY, Bench, Case, Record, machine, to_json
+from benchmarks.cases import fits
 from benchmarks.rows import describe, recorded_peers
 
 _RESULTS = Path(__file__).parent / "results"
@@ -49,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--also", nargs="+", default=(), metavar="PROVIDER", help=f"of {', '.join(compiled.ALSO)}"
     )
+    parser.add_argument("--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the cases")
+    parser.add_argument(
+        "--alone", action="store_true", help="graphfuse and the floor; to <gpu>/floors.jsonl by default"
+    )
     parser.add_argument("--quick", action="store_true", help="one case a graph, timed briefly")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after this time")
     parser.add_argument("--list", action="store_true", help="print benchmarks and their cases, and stop")
@@ -60,39 +65,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strange:
         parser.error(f"there is no provider {', '.join(strange)}; there are {', '.join(compiled.ALSO)}")
     benches = [compiled.extended(REGISTRY[name], given.also) for name in given.names or REGISTRY]
-    plan = [(bench, case) for bench in benches for case in bench.cases(given.graphs, given.quick)]
+    plan = [
+        (bench, case)
+        for bench in benches
+        for case in bench.cases(given.graphs, given.quick)
+        if fits(case, given.only)
+    ]
+    rows = [
+        f"{bench.name} {case.get('graph', '')}" for bench, case in plan for _ in _asked(bench, given.alone)
+    ]
     if given.list:
         for bench, case in plan:
             print(bench.name, *(f"{axis}={value}" for axis, value in case.items()))
         return 0
     end = float("inf") if given.budget is None else time.perf_counter() + given.budget
     records: list[Record] = []
-    total = sum(len(bench.providers) for bench, _ in plan)
-    with tqdm(total=total, unit="row", disable=None) as bar:
-        for record in _measure(plan, given.quick, end):
-            _append(given.out, record)
+    with tqdm(total=len(rows), unit="row", disable=None) as bar:
+        for record in _measure(plan, given.quick, given.alone, end):
+            _append(given.out, "floors" if given.alone else record.op, record)
             records.append(record)
             bar.set_postfix_str(f"{record.op} {record.graph} {record.provider}")
             bar.update()
     print(table(records))
-    _print_left_out(plan, len(records))
+    for what, count in Counter(rows[len(records) :]).items():
+        print(f"out of budget, not run: {count} rows of {what}")
     return int(any(record.status in ("wrong", "error") for record in records))
 
 
-def _measure(plan: Sequence[tuple[Bench, Case]], quick: bool, end: float) -> Iterator[Record]:
+def _asked(bench: Bench, alone: bool) -> Sequence[str]:
+    return list(bench.providers)[: 1 if alone else None]
+
+
+def _measure(plan: Sequence[tuple[Bench, Case]], quick: bool, alone: bool, end: float) -> Iterator[Record]:
     for bench, case in plan:
         rows = bench.rows(case, quick)
-        while time.perf_counter() < end:
-            record = next(rows, None)
-            if record is None:
-                break
-            yield record
+        for _ in _asked(bench, alone):
+            if time.perf_counter() >= end:
+                return
+            yield next(rows)
 
 
-def _append(out: Path | None, record: Record) -> None:
+def _append(out: Path | None, name: str, record: Record) -> None:
     if out is None:
         gpu = re.sub(r"[^a-z0-9]+", "-", str(machine()["gpu"]).lower())
-        out = _RESULTS / gpu / f"{record.op}.jsonl"
+        out = _RESULTS / gpu / f"{name}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as file:
         file.write(json.dumps(to_json(record)) + "\n")
@@ -123,12 +139,6 @@ def table(records: Sequence[Record]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     return "\n".join([*shown, *notes])
-
-
-def _print_left_out(plan: Sequence[tuple[Bench, Case]], done: int) -> None:
-    rows = [f"{bench.name} {case.get('graph', '')}" for bench, case in plan for _ in bench.providers]
-    for what, count in Counter(rows[done:]).items():
-        print(f"out of budget, not run: {count} rows of {what}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, Bench, Case, Problem, device, machine
+from benchmarks.cases import as_text, fits, pairs
 from benchmarks.timing import release, time_call
 from graphfuse.formats.walk import Walk, Walks
 from graphfuse.kernels import launch
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end, failed = time.perf_counter() + given.seconds, 0
     for case in plan:
         release()
-        rows = list(_sweep(bench, case, given.function, _pairs(given.calls), found, end))
+        rows = list(_sweep(bench, case, given.function, pairs(given.calls), found, end))
         print(table(case, rows))
         for row in rows:
             _append(given.out, row)
@@ -94,18 +95,13 @@ def changes(vary: Sequence[str]) -> Iterator[Change]:
         ValueError: there is no such field, or a value is neither ``none`` nor a number.
     """
     axes: dict[str, list[int | None]] = {}
-    for field, values in _pairs(vary).items():
+    for field, values in pairs(vary).items():
         if field not in Config._fields:
             raise ValueError(f"a Config has no {field}; it has {', '.join(Config._fields)}")
         axes[field] = [None if value == "none" else int(value) for value in values.split(",")]
     yield {}
     for combination in itertools.product(*axes.values()):
         yield dict(zip(axes, combination, strict=True))
-
-
-def fits(case: Case, only: Sequence[str]) -> bool:
-    """Whether the case has these values, written as ``shape=4x32``, ``dtype=float16`` or ``mode=fwd``."""
-    return all(axis in case and as_text(case[axis]) == value for axis, value in _pairs(only).items())
 
 
 @contextlib.contextmanager
@@ -206,20 +202,6 @@ def table(case: Case, rows: Sequence[dict[str, Any]]) -> str:
         else:
             lines.append(f"{row['status']:>13}          {change}  {row.get('message', '')}")
     return "\n".join(lines)
-
-
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if any(not mark or not value for _, mark, value in pairs):
-        raise ValueError(f"write NAME=VALUE (got {' '.join(texts)})")
-    return {name: value for name, _, value in pairs}
-
-
-def as_text(value: Any) -> str:
-    """A value of a case as the command line has it: ``4x32``, ``float16``."""
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    return str(value).removeprefix("torch.").lower()
 
 
 def _append(out: Path | None, row: dict[str, Any]) -> None:

@@ -234,6 +234,19 @@ def test_a_run_asks_for_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run.main(["spmm", "--also", "flax"])
 
 
+def test_a_run_of_some_cases_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    given = ["attention", "--graphs", "tiny", "--only", "shape=8x16", "dtype=float16", "mode=fwd"]
+    assert run.main([*given, "--list"]) == 0
+    cases = capsys.readouterr().out.splitlines()
+    assert cases and all("shape=(8, 16)" in case and "mode=fwd" in case for case in cases)
+    assert run.main([*given, "--alone", "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == len(cases) and {row["provider"] for row in rows} == {"graphfuse"}
+    assert run.main([*given, "--alone", "--budget", "0"]) == 0
+    assert f"out of budget, not run: {len(cases)} rows of attention tiny" in capsys.readouterr().out
+
+
 def test_extended_has_what_was_asked_for() -> None:
     made = bench.REGISTRY["attention"]
     assert compiled.extended(made, ()) is made
