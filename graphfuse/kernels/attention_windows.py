@@ -211,13 +211,12 @@ def attention_window_kernel(
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + window)
-    # The maximum of the first entries serves the others, if they are tame; a short window, which to fill a
-    # pipeline twice would cost too much, goes without. Should that turn out to have been too small or too
-    # large, all is done once more, with a running maximum to the end. (What a loop leaves behind has to exist
-    # before it, for Triton.)
+    # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
+    # too small or too large, all is done once more, with a running maximum to the end. (What a loop leaves
+    # behind has to exist before it, for Triton.)
     middle = end
     if PROBE > 0:
-        middle = begin + tl.where(end - begin > 8 * PROBE, PROBE, 0)
+        middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
     todo = 1
     while todo > 0:
         todo = 0

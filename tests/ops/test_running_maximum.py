@@ -12,7 +12,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.testing import check
 
-RECEIVERS, SOURCES, FIRST = 33, 120, 8
+RECEIVERS, SOURCES, FIRST = 33, 120, 32
 LATE, ALONE = 18, 20  # a receiver of the last sources only, and one without
 
 
@@ -128,45 +128,24 @@ def untamed(given: dict[str, Tensor]) -> None:
     given["q"][16:32] *= 10  # the first entries already say so
 
 
-def check_maxima(given: dict[str, Tensor], again: slice, before: int, device: torch.device) -> None:
-    """Results, and that rows ``again`` have the maximum of all edges, others that of ``before`` sources."""
+@pytest.mark.parametrize("spoil", [far_above, far_below, out_of_sight, untamed])
+def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.device) -> None:
     edge_index = graph(device)
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = draw(device, torch.float16)
+    given["q"] *= 0.3
+    spoil(given)
     out, found = attend(windows, given)
-    expected = maxima(edge_index, given, before)
-    expected[again] = maxima(edge_index, given)[again]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    again = torch.zeros(RECEIVERS, dtype=torch.bool, device=device)
+    again[16:32] = True  # LATE and 16 lie there
+    of_first, of_all = maxima(edge_index, given, FIRST), maxima(edge_index, given)
+    torch.testing.assert_close(found[again], of_all[again], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[~again], of_first[~again], rtol=1e-5, atol=1e-5)
     wanted = reference.sparse_attention(
         edge_index, **{name: x.double() for name, x in given.items()}, scale=1
     )
     assert isinstance(wanted, Tensor)
     torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
-
-
-WINDOW = slice(16, 32)  # of LATE and 16
-
-
-@pytest.mark.parametrize("spoil", [far_above, far_below, out_of_sight, untamed])
-def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.device) -> None:
-    given = draw(device, torch.float16)
-    given["q"] *= 0.3
-    spoil(given)
-    check_maxima(given, WINDOW, FIRST, device)
-
-
-@pytest.mark.parametrize("spoil", [None, far_above, far_below, out_of_sight])
-def test_a_short_window_does_without(
-    spoil: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = launch.attention_window
-    monkeypatch.setattr(
-        launch, "attention_window", lambda *shape: config(*shape)._replace(probe=SOURCES // 8)
-    )
-    given = draw(device, torch.float16)
-    given["q"] *= 0.3
-    if spoil is not None:
-        spoil(given)
-    check_maxima(given, slice(0) if spoil is None else WINDOW, 0, device)
 
 
 @pytest.mark.parametrize(
