@@ -174,6 +174,28 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
     assert all(grad.isfinite().all() for grad in grads)
 
 
+@pytest.mark.parametrize("name", ["x_src", "x_dst"])
+@pytest.mark.parametrize("kind", OPS)
+def test_a_node_without_edges_adds_nothing(kind: str, name: str, device: torch.device) -> None:
+    """An Inf in it is in no output, and in no gradient but those of its own."""
+    windows, edge_index, given = draw(kind, "isolated", device, torch.float16, 2, 8)
+    if kind == "gat":
+        name = {"x_src": "x", "x_dst": "a_dst"}[name]
+    alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
+    alone[edge_index[1 if name in ("x_dst", "a_dst") else 0]] = False
+    assert alone.any()
+
+    def results() -> list[Tensor]:
+        out = OPS[kind][0](**given, windows=windows)
+        return [out, *torch.autograd.grad(out.float().square().sum(), list(given.values()))]
+
+    wanted = results()
+    with torch.no_grad():
+        given[name][alone] = float("inf")
+    for mine, clean in zip(results(), wanted, strict=True):
+        assert torch.equal(mine, clean)
+
+
 def test_receivers_without_any_source(walked: str, device: torch.device) -> None:
     windows = RowWindows.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device=device), (0, 5))
     of_src, of_dst = (torch.zeros(rows, 2, device=device, dtype=torch.float16) for rows in (0, 5))

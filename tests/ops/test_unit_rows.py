@@ -59,9 +59,13 @@ def test_rows_of_zeros(dtype: torch.dtype, device: torch.device) -> None:
     wide = [tensor.detach().double().requires_grad_() for tensor in given[:2]]
     truth = results(*wide, *(grad.double() for grad in given[2:]), exact=True)
     theirs, ours = results(*given, exact=True), results(*given, exact=False)
+    zero = torch.arange(6, device=device) == 2  # by itself: its gradient is 1e12 times the others'
     for exact, their, our in zip(truth, theirs, ours, strict=True):
-        limit = 2 * float((their - exact).abs().max()) + float(exact.abs().max()) * torch.finfo(dtype).eps
-        assert bool(our.isfinite().all()) and float((our - exact).abs().max()) <= limit
+        assert bool(our.isfinite().all())
+        for rows in (zero, ~zero) if exact.size(0) == 6 else (slice(None),):
+            limit = 2 * float((their - exact)[rows].abs().max())
+            limit += float(exact[rows].abs().max()) * torch.finfo(dtype).eps
+            assert float((our - exact)[rows].abs().max()) <= limit
     assert bool(unit_rows(*given[:2])[2].isfinite().all())
 
 
