@@ -84,6 +84,8 @@ def launches(output: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in csv.DictReader(io.StringIO("".join(lines[start:]))):
         if not row.get("Metric Name"):
             continue  # a rule's advice
+        if ";" in row["Metric Value"]:
+            continue  # a curve: what the occupancy would be with other registers
         _, metrics = by_launch.setdefault(row["ID"], (row["Kernel Name"], {}))
         unit = f" [{row['Metric Unit']}]" if row["Metric Unit"] else ""
         metrics[f"{row['Section Name']}: {row['Metric Name']}{unit}"] = _number(row["Metric Value"])

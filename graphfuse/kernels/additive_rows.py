@@ -10,7 +10,7 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
-from graphfuse.kernels.tiles import head_tile, row_task
+from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
 
 
 @triton.jit
@@ -23,7 +23,8 @@ def loop_score(
         u = x + own
         if loop_edge_ptr is not None:
             u += tl.load(loop_edge_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
-        s = tl.sum(tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC) * leaky(u, SLOPE), 1)
+        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+        s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)
     else:
         u = own + tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
         if loop_edge_ptr is not None:
@@ -91,7 +92,7 @@ def additive_row_kernel(
             if edge_ptr is not None:
                 offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
                 u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
-            s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
+            s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
         else:
             offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             u = own[None, :] + tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0).to(
@@ -132,8 +133,10 @@ def additive_row_kernel(
         highest = tl.maximum(highest, loop_s)
     shift = shift_of(highest)
     rescale = exp(top - shift[None, :], PRECISE)
-    total, high = tl.sum(total * rescale, 0), tl.sum(high * rescale, 0)
-    acc, tilt = tl.sum(acc * rescale[:, :, None], 0), tl.sum(tilt * rescale[:, :, None], 0)
+    some = top != float("-inf")
+    total, high = tl.sum(rounded(total * rescale, some), 0), tl.sum(rounded(high * rescale, some), 0)
+    rescale, some = rescale[:, :, None], some[:, :, None]
+    acc, tilt = tl.sum(rounded(acc * rescale, some), 0), tl.sum(rounded(tilt * rescale, some), 0)
     top = highest
     if LOOPS:
         p = exp(loop_s - shift, PRECISE)

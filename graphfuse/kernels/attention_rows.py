@@ -20,7 +20,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     store_softmax,
 )
-from graphfuse.kernels.tiles import head_tile, row_task
+from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
 
 
 # All heads of one row.
@@ -80,7 +80,7 @@ def attention_row_kernel(
         else:
             v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
             v = v.to(ACC)
-        s = tl.sum(q[None, :, :] * k, 2)
+        s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
         if key_scale_ptr is not None:
             offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
@@ -88,7 +88,7 @@ def attention_row_kernel(
             place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
             at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
             edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
-            s += tl.sum(edge_query[None, :, :] * edge_attr, 2)
+            s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
         s = tl.where(live[:, None], s * SCALE, float("-inf"))
         higher = tl.maximum(top, s)
         shift = shift_of(higher)
@@ -110,7 +110,7 @@ def attention_row_kernel(
         with_loop = begin == tl.load(ptr_ptr + row)
         own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_score = tl.sum(q * own_k, 1)
+        own_score = tl.sum(rounded(q * own_k, with_loop), 1)
         if key_scale_ptr is not None:
             own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
         # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
@@ -119,8 +119,10 @@ def attention_row_kernel(
         highest = tl.where(with_loop, tl.maximum(highest, own_score), highest)
     shift = shift_of(highest)
     rescale = exp(top - shift[None, :], PRECISE)
-    total, acc = tl.sum(total * rescale, 0), tl.sum(acc * rescale[:, :, None], 0)
-    edge_acc = tl.sum(edge_acc * rescale[:, :, None], 0)
+    some = top != float("-inf")
+    total = tl.sum(rounded(total * rescale, some), 0)
+    acc = tl.sum(rounded(acc * rescale[:, :, None], some[:, :, None]), 0)
+    edge_acc = tl.sum(rounded(edge_acc * rescale[:, :, None], some[:, :, None]), 0)
     top = highest
     if LOOPS:
         p = exp(own_score - shift, PRECISE) + own_score * 0  # NaN if the score is no number

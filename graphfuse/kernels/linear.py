@@ -109,11 +109,13 @@ def _linear_grad_merge_kernel(
     weight_ptr, bias_ptr, partial_ptr, num_splits,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    # without a bias the last LEFT numbers of a slice were not written
+    SIZE: tl.constexpr = LEFT * RIGHT if bias_ptr is None else LEFT * RIGHT + LEFT
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), dtype=ACC)
     for first in tl.range(0, num_splits, SPLITS):
         splits = first + tl.arange(0, SPLITS)
-        mask = (splits < num_splits)[:, None] & (offs < LEFT * RIGHT + LEFT)[None, :]
+        mask = (splits < num_splits)[:, None] & (offs < SIZE)[None, :]
         offs_partial = splits.to(tl.int64)[:, None] * (LEFT * RIGHT + LEFT) + offs[None, :]
         acc += tl.sum(tl.load(partial_ptr + offs_partial, mask=mask, other=0.0), 0)
     tl.store(weight_ptr + offs, acc.to(weight_ptr.dtype.element_ty), mask=offs < LEFT * RIGHT)

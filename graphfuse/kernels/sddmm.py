@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import row_task
+from graphfuse.kernels.tiles import row_task, sum_of_products
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
@@ -43,7 +43,7 @@ def _sddmm_row_kernel(
             )
             offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
             b = tl.load(b_ptr + offs_b, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
-            total += tl.sum(a[None, :] * b, 1)
+            total += sum_of_products(a[None, :] * b, live[:, None], 1, DIM)
         if WITHOUT_LOOPS:
             total = tl.where(column == row, 0.0, total)
         place = tl.load(edge_perm_ptr + offs, mask=live, other=0)

@@ -52,6 +52,23 @@ def finite(x):
 
 
 @triton.jit
+def rounded(x, live):
+    # A product x where live, else 0, that goes into a sum as it is. The compiler would make it part of the
+    # first addition: unrounded in the thread that adds, rounded in the one that it adds, and threads which
+    # should all hold the sum would hold two. `live` must be unknown to the compiler.
+    return tl.where(live, x, 0.0)
+
+
+@triton.jit
+def sum_of_products(x, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
+    # The sum of the products x, each of which is 0 where not live. A thread with more than one of them adds
+    # its own before any other's, which leaves nothing to be unrounded.
+    if WIDTH % 2 == 1:
+        x = rounded(x, live)
+    return tl.sum(x, AXIS)
+
+
+@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
