@@ -48,12 +48,9 @@ def test_nan_and_inf_reach_pygs_rows(name: str, bad: float, device: torch.device
         torch.testing.assert_close(found[~spoilt], wanted[~spoilt], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("copies", [True, False])
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
-def test_logits_of_ten_thousand(name: str, copies: bool, device: torch.device) -> None:
-    """Weights become 0 and 1, and gradients vanish: as exactly as PyG in the same dtype."""
+def with_large_logits(name: str, device: torch.device) -> tuple[Any, Any, Tensor]:
+    """Our layer, its definition and features that make scores of the order of 10,000."""
     ours, theirs = pair(name, device, torch.float32)
-    edge_index = (EDGES if copies else EDGES.unique(dim=1)).to(device)
     with torch.no_grad():
         for layer in (ours, theirs):
             for key, parameter in layer.named_parameters():
@@ -62,13 +59,40 @@ def test_logits_of_ten_thousand(name: str, copies: bool, device: torch.device) -
                 elif key == "lin_query.weight":
                     parameter.mul_(1e4 / WIDTH)
     torch.manual_seed(7)
-    x = torch.randn(NUM_NODES, WIDTH, device=device).requires_grad_()
+    return ours, theirs, torch.randn(NUM_NODES, WIDTH, device=device).requires_grad_()
+
+
+ATTENTION = ("GATConv", "GATv2Conv", "AGNNConv", "TransformerConv")
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_logits_of_ten_thousand(name: str, device: torch.device) -> None:
+    """Weights become 0 and 1, and gradients vanish: as exactly as PyG in the same dtype."""
+    ours, theirs, x = with_large_logits(name, device)
+    edge_index = EDGES.unique(dim=1).to(device)
 
     def run(layer: torch.nn.Module, x: Tensor) -> Tensor:
         return layer.to(x.dtype)(x, edge_index)
 
     check(functools.partial(run, ours), functools.partial(run, theirs), {"x": x})
     assert path_taken(ours) == []
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_copies_that_share_a_row_of_such_logits(name: str, device: torch.device) -> None:
+    """PyG's derivative in their score is 0; ours the rounding of two sums, here multiplied by 10,000."""
+    ours, theirs, x = with_large_logits(name, device)
+    edge_index = EDGES.to(device)
+    out = ours(x, edge_index)
+    cotangent = torch.randn_like(out)
+    (found,) = torch.autograd.grad(out, x, cotangent)
+    assert path_taken(ours) == []
+    exact = x.detach().double().requires_grad_()
+    wanted_out = theirs.double()(exact, edge_index)
+    (wanted,) = torch.autograd.grad(wanted_out, exact, cotangent.double())
+    torch.testing.assert_close(out.double(), wanted_out, rtol=1e-5, atol=1e-5)
+    largest = float((cotangent.abs().sum(-1) * out.detach().abs().amax(-1)).max())  # of the terms of a sum
+    assert float((found - wanted).abs().max()) <= 1e4 * torch.finfo(torch.float32).eps * largest
 
 
 def test_sums_overflow_float16_where_the_exact_ones_do(device: torch.device) -> None:
