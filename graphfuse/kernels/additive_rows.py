@@ -133,7 +133,7 @@ def additive_row_kernel(
         highest = tl.maximum(highest, loop_s)
     shift = shift_of(highest)
     rescale = exp(top - shift[None, :], PRECISE)
-    some = top != float("-inf")
+    some = (total == 0) == 0  # the places that had an edge; NaN is not 0
     total, high = tl.sum(rounded(total * rescale, some), 0), tl.sum(rounded(high * rescale, some), 0)
     rescale, some = rescale[:, :, None], some[:, :, None]
     acc, tilt = tl.sum(rounded(acc * rescale, some), 0), tl.sum(rounded(tilt * rescale, some), 0)

@@ -119,7 +119,7 @@ def attention_row_kernel(
         highest = tl.where(with_loop, tl.maximum(highest, own_score), highest)
     shift = shift_of(highest)
     rescale = exp(top - shift[None, :], PRECISE)
-    some = top != float("-inf")
+    some = (total == 0) == 0  # the places that had an edge; NaN is not 0
     total = tl.sum(rounded(total * rescale, some), 0)
     acc = tl.sum(rounded(acc * rescale[:, :, None], some[:, :, None]), 0)
     edge_acc = tl.sum(rounded(edge_acc * rescale[:, :, None], some[:, :, None]), 0)

@@ -246,9 +246,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
-    168 registers let twelve programs of one warp stay on a multiprocessor, 200 five of two warps; left alone,
-    the compiler takes up to 194 and 208. Dropout and, of wide heads, self-loops need more: a bound would make
-    them spill. 64 features do better with two steps of rows on their way than with more programs.
+    168 registers let twelve programs of one warp stay on a multiprocessor; left alone, the compiler takes up
+    to 194. Dropout needs more: a bound would make it spill. 64 features do better with two steps of rows on their way than with more programs.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
@@ -257,7 +256,7 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
         stages = 5 if width == 64 or (group > 1 and not dropout) else 3 if group > 1 else 2
         return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 64, 2, 2, registers=None if dropout or self_loops else 200)
+        return Config(width, 64, 2 if dropout or self_loops else 3, 2)
     return Config(width, 32 if width <= 128 else 16, 2, 4)
 
 

@@ -131,10 +131,10 @@ def test_all_neighbours_are_those_of_pygs_sampler() -> None:
 
 @pytest.mark.gpu
 def test_batches_do_not_depend_on_the_device() -> None:
-    data = graph()
-    for here, there in zip(
-        neighbor_batches(data, [3, 2], 5), neighbor_batches(data.cuda(), [3, 2], 5), strict=True
-    ):
+    batches = zip(  # `cuda` moves a Data in place
+        neighbor_batches(graph(), [3, 2], 5), neighbor_batches(graph().cuda(), [3, 2], 5), strict=True
+    )
+    for here, there in batches:
         assert there.edge_index.is_cuda and there.x.is_cuda
         for key in ("edge_index", "n_id", "e_id", "input_id", "x"):
             assert torch.equal(here[key], there[key].cpu()), key
