@@ -28,6 +28,7 @@ class Walk(NamedTuple):
     merges: Tensor  # int32[num_merges, 4]: window, first slot, slots, 0
     column: Tensor  # int32[num_entries]
     row_mask: Tensor | None  # int16[num_entries], bit r: row r of the window; None for rows
+    row_index: Tensor | None  # int32[16 * num_windows], their rows, then num_rows; None: as numbered
     split: int
     num_slots: int
     plans: dict[Any, Any]  # launches that were prepared for this walk
@@ -64,14 +65,16 @@ def _walk(packed: Tensor, transposed: bool) -> Walk:
     if transposed:
         rows, cols, split, slots = cols, rows, scalars.split_src, scalars.slots_src
     if kind == packing.WINDOWS:
-        ptr, tasks, merges, column, mask = sections[5:] if transposed else sections[:5]
+        half = len(sections) // 2
+        ptr, tasks, merges, column, mask, *index = sections[half:] if transposed else sections[:half]
         row_mask = mask.view(torch.int16)[: column.numel()]
-        return Walk(
-            WINDOW, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, split, slots, {}
-        )
+        row_index = index[0] if index and index[0].numel() > 0 else None
+        entries = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
+        return Walk(WINDOW, rows, cols, *entries, split, slots, {})
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
-        return Walk(1, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, split, slots, {})
+        entries = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, None)
+        return Walk(1, rows, cols, *entries, split, slots, {})
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 
@@ -80,7 +83,7 @@ def to_edge_index(w: Walk) -> Tensor:
     if w.row_mask is None:
         row = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         return torch.stack([w.column.long(), row])
-    row, column = decode(w.ptr, w.column, w.row_mask)
+    row, column = decode(w.ptr, w.column, w.row_mask, w.row_index)
     return torch.stack([column, row])
 
 
