@@ -69,12 +69,12 @@ def _walk(packed: Tensor, transposed: bool) -> Walk:
         ptr, tasks, merges, column, mask, *index = sections[half:] if transposed else sections[:half]
         row_mask = mask.view(torch.int16)[: column.numel()]
         row_index = index[0] if index and index[0].numel() > 0 else None
-        entries = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
-        return Walk(WINDOW, rows, cols, *entries, split, slots, {})
+        found = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
+        return Walk(WINDOW, rows, cols, *found, split, slots, {})
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
-        entries = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, None)
-        return Walk(1, rows, cols, *entries, split, slots, {})
+        cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
+        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {})
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 

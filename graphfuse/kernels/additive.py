@@ -23,7 +23,8 @@ from graphfuse.kernels.tiles import load_task, rows_at
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
-#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, row_index of windows
+#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
+#             windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def _additive_merge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,

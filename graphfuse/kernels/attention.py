@@ -21,8 +21,8 @@ from graphfuse.kernels.tiles import load_task, rows_at
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
-#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, row_index
-#             of windows
+#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
+#             row_index of windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def _attention_merge_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges,

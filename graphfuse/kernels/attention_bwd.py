@@ -73,8 +73,8 @@ def _attention_delta_kernel(
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
-#   reads     merges, row_index of windows; partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
-#             one, and HEADS * EDGE_DIM of third
+#   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
+#             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,

@@ -232,18 +232,9 @@ def attention_window_kernel(
             top = tl.where(with_loop, own_score.reshape(ROWS), top)
             total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
             own_v = load_own(
-                v_ptr,
-                row_index_ptr,
-                window,
-                head,
-                num_rows,
-                with_loop,
-                V_STRIDE,
-                HEADS,
-                DIM,
-                GROUP,
+                v_ptr, row_index_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP,
                 BLOCK_DIM,
-            )
+            )  # fmt: skip
             acc = own_v.to(ACC)
             if DROPOUT > 0:
                 acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
@@ -257,9 +248,10 @@ def attention_window_kernel(
                 done = tame(top, RATE)
                 if done > 0:
                     top, total, acc, seen = attend(
-                        row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr,
-                        window, middle, end, head, heads, q, own_key, top, total, acc, True, K_STRIDE,
-                        V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+                        row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
+                        seed_ptr, window, middle, end, head, heads, q, own_key, top, total, acc, True,
+                        K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT,
+                        LOOPS, ACC,
                     )  # fmt: skip
                     done = held(total, seen, GROUP)
                 todo = 1 - done

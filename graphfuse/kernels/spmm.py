@@ -18,7 +18,7 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, wi
 # Sum over the neighbours of 16 rows at a time, tensor cores.
 #   grid      (num_tasks * blocks,): one program = one task (a window or a slice of one) x BLOCK_DIM features;
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
-#   reads     x [num_cols, DIM], rows x_stride apart; tasks, row_index, column, row_mask; the optional operands
+#   reads     x [num_cols, DIM], rows x_stride apart; tasks, row_index, column, row_mask; optional operands
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
@@ -172,9 +172,8 @@ def _plan(
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
         rest = (num_merges, w.num_rows, num_loops, *strides, *shape, w.height, *epilogue)
-        merge = Launch(
-            _spmm_merge_kernel, num_merges * blocks, config.merge_warps, (w.merges, w.row_index), rest
-        )
+        cut = (w.merges, w.row_index)
+        merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, cut, rest)
     return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 

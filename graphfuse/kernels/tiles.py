@@ -19,8 +19,8 @@ def load_task(tasks_ptr, task):
 
 @triton.jit
 def rows_at(row_index_ptr, place):
-    # The rows at places of the windows, of which 16 are a window: num_rows or more beyond the last. Without an
-    # index they are the places themselves.
+    # The rows at places of the windows, of which each has 16: num_rows or more beyond the last. Without an
+    # index the rows are the places.
     if row_index_ptr is not None:
         place = tl.load(row_index_ptr + place)
     return place
