@@ -152,6 +152,13 @@ def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor
     return tasks, merges, int(count.sum())
 
 
+def places_of(row: Tensor, num_rows: int, row_index: Tensor | None) -> Tensor:
+    """Where rows of these numbers stand; with an index -1 where there is none of that number."""
+    if row_index is None:
+        return row
+    return torch.where(row < num_rows, inverse(row_index[:num_rows])[row.clamp(max=num_rows - 1)], -1)
+
+
 def decode(
     ptr: Tensor, column: Tensor, row_mask: Tensor, row_index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -180,11 +187,7 @@ def loops_per_row(
 ) -> Tensor:
     """Edges with column == row, of each row, ``int64[num_rows]``."""
     window = torch.repeat_interleave(torch.diff(ptr).long(), output_size=column.numel())
-    place = column
-    if row_index is not None:  # the place of the row of that number; -1 where there is no such row
-        places = inverse(row_index[:num_rows])
-        place = torch.where(column < num_rows, places[column.clamp(max=num_rows - 1)], -1)
-    offset = place - window * WINDOW
+    offset = places_of(column, num_rows, row_index) - window * WINDOW
     inside = ((offset >= 0) & (offset < WINDOW)).nonzero().view(-1)
     offset, mask = offset[inside], row_mask[inside].long() & 0xFFFF
     loops = ((mask >> offset) & 1).long()

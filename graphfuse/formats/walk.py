@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphfuse.formats import packed as packing
-from graphfuse.formats.build import WINDOW, decode
+from graphfuse.formats.build import WINDOW, decode, places_of
 
 
 class Walk(NamedTuple):
@@ -96,12 +96,7 @@ def copies(w: Walk) -> Tensor | None:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     if "copies" not in w.plans:
-        if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "the counts of repeated edges, for dropout, would be built during CUDA graph capture; "
-                "call graphfuse.warmup(model, data) before, in training mode, or run the op and its backward "
-                "once"
-            )
+        _must_not_capture(w, "the counts of repeated edges, for dropout,")
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
         new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])
@@ -110,6 +105,36 @@ def copies(w: Walk) -> Tensor | None:
         w.plans["copies"] = None if bool(new.all()) else found
     result: Tensor | None = w.plans["copies"]
     return result
+
+
+def masks_without_loops(w: Walk) -> Tensor:
+    """The row masks without self-loops, ``int16[num_entries]``, where kernels cannot tell those by places.
+
+    They can unless windows have rows in an order of their own. Computed once for a walk; the first call waits
+    for the GPU.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
+    """
+    assert w.row_mask is not None
+    if w.row_index is None:
+        return w.row_mask
+    if "masks" not in w.plans:
+        _must_not_capture(w, "the row masks without self-loops")
+        window = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
+        offset = places_of(w.column, w.num_rows, w.row_index) - window * WINDOW
+        bit = torch.where((offset >= 0) & (offset < WINDOW), 1 << offset.clamp(0, WINDOW - 1), 0)
+        w.plans["masks"] = w.row_mask & ~bit.to(torch.int16)
+    found: Tensor = w.plans["masks"]
+    return found
+
+
+def _must_not_capture(w: Walk, what: str) -> None:
+    if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{what} would be built during CUDA graph capture; call graphfuse.warmup(model, data) before, in "
+            "training mode, or run the op and its backward once"
+        )
 
 
 class EdgeOrder(NamedTuple):

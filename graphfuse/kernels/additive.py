@@ -13,7 +13,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure
+from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -114,7 +114,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=False)
-        graph = (w.ptr if loops else None, w.tasks, w.row_index, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, slope, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
+from graphfuse.formats.walk import Walk, masks_without_loops
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
@@ -84,6 +84,13 @@ class Structure(NamedTuple):
     edge_perm: Tensor | None  # position in the caller's edge list of each edge; with edge_attr
 
 
+def window_graph(structure: Structure, self_loops: bool) -> tuple[Tensor | None, ...]:
+    """What window kernels of attention take of the graph."""
+    w = structure.walk
+    row_mask = masks_without_loops(w) if self_loops else w.row_mask
+    return w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies
+
+
 class Edges(NamedTuple):
     """Numbers that belong to edges."""
 
@@ -106,7 +113,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
-        graph = (w.ptr if loops else None, w.tasks, w.row_index, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)

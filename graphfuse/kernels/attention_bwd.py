@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention import Edges, Plan, Shape, Structure
+from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, window_graph
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
@@ -142,7 +142,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
-        graph = (w.ptr if loops else None, w.tasks, w.row_index, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)

@@ -138,17 +138,15 @@ def window_step(
 ):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
     # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
-    # LOOPS each node has one loop, which is no entry; those that are entries count as none.
+    # LOOPS each node has one loop, which is no entry; those that are entries count as none. With an index of
+    # the rows the masks come without them: a column's own row may then stand anywhere.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     bits = bits.to(tl.int32)
-    place = tl.arange(0, 16)[:, None]
-    if LOOPS and row_index_ptr is None:  # one bit of a column, where an index leaves sixteen to look at
+    if LOOPS and row_index_ptr is None:
         loop = column - window * 16
         bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
-    valid = ((bits[None, :] >> place) & 1) != 0
-    if LOOPS and row_index_ptr is not None:
-        valid = valid & (column[None, :] != rows_at(row_index_ptr, window * 16 + place))
+    valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
         copy = tl.load(copy_ptr + offs)
