@@ -21,10 +21,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 def late_hub(device: Any = "cpu") -> Graph:
     """The last node hears and tells all; some have loops, one of them two, and an edge is repeated."""
-    node = torch.arange(99)
-    spokes = torch.stack([node, torch.full_like(node, 99)])
-    more = torch.tensor([[99, 5, 7, 7, 40, 99], [99, 5, 8, 8, 40, 99]])
-    return torch.cat([spokes, spokes.flip(0), more], 1).to(device), (100, 100)
+    node = torch.arange(53)
+    spokes = torch.stack([node, torch.full_like(node, 53)])
+    more = torch.tensor([[53, 5, 7, 7, 40, 53], [53, 5, 8, 8, 40, 53]])
+    return torch.cat([spokes, spokes.flip(0), more], 1).to(device), (54, 54)
 
 
 def lopsided(device: Any = "cpu") -> Graph:
@@ -125,12 +125,12 @@ def test_attention(graph: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("loops", [False, True])
-@pytest.mark.parametrize("graph", ["late_hub", "ragged", "repeated"])
+@pytest.mark.parametrize("graph", ["late_hub", "repeated"])
 def test_scaled_keys_that_are_the_values(graph: str, loops: bool, device: torch.device) -> None:
-    windows, edge_index, given = draw(graph, device, torch.float16, 3 if loops else 1, 8)
+    windows, edge_index, given = draw(graph, device, torch.float16, 2 if loops else 1, 8)
     windows = ordered(windows, "degree")
     scale = torch.rand(windows.shape[1], given["q"].size(1), device=device) + 0.5
-    options: dict[str, Any] = {"self_loops": loops} | (drops(device) if loops else {})
+    options = {"self_loops": loops}
 
     def op(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
         k = (x * key_scale[:, :, None]).to(x.dtype)
@@ -155,19 +155,16 @@ def test_gat(graph: str, device: torch.device) -> None:
         check(op, functools.partial(reference.gat_attention, edge_index, **options), given)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_walks_rows(method: str, device: torch.device) -> None:
+def test_what_walks_rows(device: torch.device) -> None:
     """Rows one by one, and values of edges, are found through windows: they do not show their order."""
-    for graph in ("repeated", "bipartite"):
+    for graph, method in (("repeated", "degree"), ("bipartite", "bisection")):
         windows, _, num_src, num_dst = build(graph, method, device)
         natural = build(graph, "natural", device)[0]
         a, b = torch.randn(num_dst, 7, device=device), torch.randn(num_src, 7, device=device)
         weight = torch.randn(windows.num_edges, device=device)
         q, k = a[:, None], b[:, None]
         for view, other, x in ((windows, natural, b), (windows.transpose(), natural.transpose(), a)):
-            assert torch.equal(
-                ops.spmm(view, x, edge_weight=weight), ops.spmm(other, x, edge_weight=weight)
-            )
+            assert torch.equal(ops.spmm(view, x, edge_weight=weight), ops.spmm(other, x, edge_weight=weight))
         assert torch.equal(ops.sddmm(windows, a, b), ops.sddmm(natural, a, b))
         weights = [ops.attention_weights(q, k, one) for one in (windows, natural)]
         assert torch.equal(*weights)
@@ -175,31 +172,31 @@ def test_what_walks_rows(method: str, device: torch.device) -> None:
         assert torch.equal(*out)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_dropout_drops_what_it_did(method: str, device: torch.device) -> None:
+def test_dropout_drops_what_it_did(device: torch.device) -> None:
     """With the unit matrix as values an output is the weights themselves, 0 where one is dropped."""
-    edge_index, (n, _) = GRAPHS["repeated"](device)
-    natural, windows = (build("repeated", one, device)[0] for one in ("natural", method))
+    natural, windows = (build("repeated", one, device)[0] for one in ("natural", "degree"))
+    n = windows.shape[0]
     values = torch.eye(n, device=device).half()[:, None].expand(-1, 2, -1).contiguous()
     q, k = torch.zeros(2, n, 2, n, device=device).half()
     a_src, a_dst = torch.zeros(2, n, 2, device=device).half()
-    for loops in (False, True):
+    for loops, view, other in (
+        (False, windows, natural),
+        (True, windows.transpose(), natural.transpose()),
+    ):
         options = drops(device) | {"self_loops": loops}
-        for view, other in ((windows, natural), (windows.transpose(), natural.transpose())):
-            found = [ops.sparse_attention(q, k, values, one, **options) for one in (view, other)]
-            found += [ops.gat_attention(a_src, a_dst, values, one, **options) for one in (view, other)]
-            # all scores are 0: weights are a copy's count of what is left, over a row's edges, and exact
-            assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
-            dropped = (found[0] == 0) & (ops.sparse_attention(q, k, values, view, self_loops=loops) > 0)
-            assert bool(dropped.any())
+        found = [ops.sparse_attention(q, k, values, one, **options) for one in (view, other)]
+        found += [ops.gat_attention(a_src, a_dst, values, one, **options) for one in (view, other)]
+        # all scores are 0: a weight is how many copies of its edge are left, over those of the row, and exact
+        assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
+        dropped = (found[0] == 0) & (ops.sparse_attention(q, k, values, view, self_loops=loops) > 0)
+        assert bool(dropped.any())
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
-@pytest.mark.parametrize("loops", [False, True])
-@pytest.mark.parametrize("graph", ["ragged", "late_hub"])
+@pytest.mark.parametrize(("graph", "loops"), [("ragged", False), ("late_hub", True)])
 def test_nan_reaches_its_receivers_alone(graph: str, loops: bool, device: torch.device) -> None:
     windows, edge_index, num_nodes, _ = build(graph, "degree", device)
-    node, options = 5, {"self_loops": loops, **(drops(device) if loops else {})}
+    node, options = 5, {"self_loops": loops}
     reached = torch.zeros(num_nodes, dtype=torch.bool, device=device)
     reached[edge_index[1][edge_index[0] == node]] = True
     reached[node] |= loops
@@ -212,7 +209,7 @@ def test_nan_reaches_its_receivers_alone(graph: str, loops: bool, device: torch.
 
     def results(x: Tensor) -> list[Tensor]:
         of_keys = ops.sparse_attention(clean, x, clean, windows, **options)
-        of_values = ops.sparse_attention(clean, clean, x, windows, self_loops=loops)
+        of_values = ops.sparse_attention(clean, clean, x, windows, **options)
         of_gat = ops.gat_attention(*scores, x, windows, **options)
         return [ops.spmm(windows, x.flatten(1), loop_weight=weight), of_keys, of_values, of_gat]
 
