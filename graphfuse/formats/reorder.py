@@ -33,8 +33,8 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
     r"""An order of the rows in which windows of 16 have few column entries.
 
     Args:
-        row: ``int32 | int64[num_edges]``, the row of each edge: receivers for the forward direction, as in
-            :func:`graphfuse.formats.build.build_direction`.
+        row: ``int32 | int64[num_edges]``, the row of each edge: receivers for the forward direction,
+            sources for the transpose.
         col: Its column, likewise.
         num_rows: Rows of the matrix.
         num_cols: Columns of the matrix.

@@ -8,6 +8,7 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,6 +88,22 @@ def test_copies_and_masks_without_loops(graph: str, device: torch.device) -> Non
             seen[at, column] = copy_ + 1
     natural = build(graph, "natural", device).walk()
     assert masks_without_loops(natural) is natural.row_mask
+
+
+def test_a_capture_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = build("self_loops", "degree").walk()
+    on_gpu = w._replace(column=SimpleNamespace(is_cuda=True), plans={})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(
+        RuntimeError, match="the row masks without self-loops would be built during CUDA graph"
+    ):
+        masks_without_loops(on_gpu)
+    with pytest.raises(
+        RuntimeError, match="the counts of repeated edges, for dropout, would be built during"
+    ):
+        copies(on_gpu)
+    prepared = masks_without_loops(w)
+    assert masks_without_loops(w._replace(column=on_gpu.column)) is prepared
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
