@@ -23,7 +23,7 @@ def late_hub(device: Any = "cpu") -> Graph:
     """The last node hears and tells all; some have loops, one of them two, and an edge is repeated."""
     node = torch.arange(53)
     spokes = torch.stack([node, torch.full_like(node, 53)])
-    more = torch.tensor([[53, 5, 7, 7, 40, 53], [53, 5, 8, 8, 40, 53]])
+    more = torch.tensor([[53, 5, 7, 7, 9, 40, 53], [53, 5, 8, 8, 9, 40, 53]])
     return torch.cat([spokes, spokes.flip(0), more], 1).to(device), (54, 54)
 
 
