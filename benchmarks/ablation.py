@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import graphfuse.nn
-from benchmarks import attention, graphs, spmm, truth
+from benchmarks import attention, floors, graphs, spmm, truth
 from benchmarks.bench import REGISTRY, Bench, Prepared, Problem, device
 from benchmarks.graphs import Graph
 from graphfuse import RowWindows, ops
-from graphfuse.formats import build, quick, reorder
+from graphfuse.formats import build, quick
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
 from graphfuse.nn import transformer_conv
@@ -91,14 +91,14 @@ def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, 
     else:
         made = REGISTRY["attention"].problem(**case, shape=shape)
     # times of peers are for the table of attention
-    extra = {key: value for key, value in made.facts["extra"].items() if key not in _OF_PEERS}
+    extra = {key: value for key, value in made.facts["extra"].items() if key not in OF_PEERS}
     return dataclasses.replace(made, facts=made.facts | {"extra": extra | {"kind": kind}})
 
 
-_OF_PEERS = ("peers", "recorded_gather_ms")
+OF_PEERS = ("peers", "recorded_gather_ms")
 
 
-def _run(i: Inputs, windows: RowWindows) -> Prepared:
+def run_op(i: Inputs, windows: RowWindows) -> Prepared:
     """The op over ``windows``; ``extra`` says what is walked."""
     if isinstance(i, spmm.Inputs):
         x = i.x
@@ -126,46 +126,36 @@ def _path(x: Tensor) -> str:
 
 
 def _graphfuse(i: Inputs) -> Prepared:
-    return _run(i, i.graph.windows)
+    return run_op(i, i.graph.windows)
 
 
 def _variant(variant: Variant, i: Inputs) -> Prepared:
     with variant.forced():
         size = (i.graph.num_nodes, i.graph.num_nodes)
-        return variant.around(_run(i, RowWindows.from_edge_index(i.graph.edge_index, size)))
+        return variant.around(run_op(i, RowWindows.from_edge_index(i.graph.edge_index, size)))
 
 
 @functools.lru_cache(maxsize=1)  # finding an order takes longer than all that is timed
-def _clustered(graph: Graph) -> tuple[Graph, Tensor]:
-    """The graph with its nodes in an order of few column entries, and which node each one was."""
-    source, target = graph.edge_index
-    order = reorder.cluster(target, source, graph.num_nodes, graph.num_nodes)
-    return dataclasses.replace(graph, edge_index=_inverse(order)[graph.edge_index]), order
+def _ordered(graph: Graph) -> RowWindows:
+    size = (graph.num_nodes, graph.num_nodes)
+    return RowWindows.from_edge_index(graph.edge_index, size, reorder="auto")
 
 
-def _inverse(order: Tensor) -> Tensor:
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel(), device=order.device)
-    return place
-
-
-def _with_clustered_ids(i: Inputs) -> Prepared:
-    graph, order = _clustered(i.graph)
-    if isinstance(i, spmm.Inputs):
-        cotangent = None if i.cotangent is None else i.cotangent[order]
-        moved: Inputs = dataclasses.replace(i, graph=graph, x=i.x[order], cotangent=cotangent)
-    else:
-        q, k, v, grad, *_ = i.operands
-        operands = truth.Operands(q[order], k[order], v[order], None if grad is None else grad[order])
-        moved = dataclasses.replace(i, graph=graph, operands=operands)
-    prepared = _run(moved, graph.windows)
-    place = _inverse(order)
+def reordered(i: Inputs) -> Prepared:
+    """The op over windows of rows that share columns, and the floor of these."""
+    windows = _ordered(i.graph)
+    prepared = run_op(i, windows)
     extra = {**prepared.extra, "entries_before": i.graph.windows.num_entries}
+    return prepared._replace(extra=extra, floor_ms=_floor_ms(i, windows, extra["walk"] == "rows"))
 
-    def results() -> Sequence[Tensor]:
-        return [result[place] for result in prepared.results()]
 
-    return prepared._replace(results=results, extra=extra)
+def _floor_ms(i: Inputs, windows: RowWindows, rows: bool) -> float | None:
+    if device().type != "cuda":
+        return None
+    if isinstance(i, spmm.Inputs):
+        return floors.spmm_ms(windows, rows, i.x.size(1), i.x.dtype, i.cotangent is not None)
+    q, grad = i.operands.q, i.operands.grad
+    return floors.attention_ms(windows, rows, q.size(1), q.size(2), q.dtype, grad is not None)
 
 
 Bench(
@@ -178,7 +168,7 @@ Bench(
     providers={
         "graphfuse": _graphfuse,
         **{name: functools.partial(_variant, variant) for name, variant in VARIANTS.items()},
-        "clustered ids": _with_clustered_ids,
+        "reordered": reordered,
     },
 )
 

@@ -68,6 +68,7 @@ class Prepared(NamedTuple):
     results: Callable[[], Sequence[Tensor]]  # what is compared with the truth; also warms the call up
     path: str = "-"
     extra: Mapping[str, Any] = {}  # what it adds to its record's
+    floor_ms: float | None = None  # that of a structure of its own; None: the problem's
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ class Bench:
         value, limit = error = problem.check(prepared.results())
         fields: dict[str, Any] = {"max_error": value, "limit": limit, "path": prepared.path, "status": "ok"}
         fields["extra"] = {**problem.facts.get("extra", {}), **prepared.extra}
+        fields["floor_ms"] = problem.floor_ms if prepared.floor_ms is None else prepared.floor_ms
         if error.wrong:
             message = f"the error is {value:.2e}, more than {limit:.2e}; not timed"
             fields |= {"status": "wrong", "message": message}
@@ -205,7 +207,6 @@ class Bench:
             p80_ms=timing.p80_ms,
             timer=timing.timer,
             peak_mib=timing.peak_mib,
-            floor_ms=problem.floor_ms,
             **checked,
         )
         if problem.bytes_moved is not None:

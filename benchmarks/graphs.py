@@ -33,6 +33,7 @@ _PYG = {  # names here and in graphfuse.train.datasets
 _CSR = ("ego-twitter", "dblp-2010", "blogcatalog3")
 _GENERATED: dict[str, Callable[[], tuple[synth.Array, synth.Array]]] = {
     "reddit": functools.partial(synth.community_graph, "reddit"),
+    "reddit-4m": functools.partial(synth.community_graph, "reddit", scale=0.04),  # 4 % of nodes and edges
     "products": functools.partial(synth.community_graph, "ogbn-products"),
     "uniform-1m-12m": functools.partial(synth.uniform_graph, 1_000_000, 12_099_910),
     "uniform-2.4m-124m": functools.partial(synth.uniform_graph, 2_449_029, 123_698_729),
@@ -42,9 +43,11 @@ _IN_SWEEPS = tuple(_GENERATED)
 _OTHER = ("blog", "ogbn-arxiv", "igb-small", "yelp", "amazonproducts")  # in no sweep: for --graphs
 _GENERATED |= {name: functools.partial(synth.community_graph, name) for name in _OTHER}
 _GENERATED["rmat"] = functools.partial(synth.rmat_graph, 262_144, 8_388_608)
-STAND_INS = ("reddit", "products", *_OTHER, "rmat")  # size and degrees of the kind, not a data set's edges
+# size and degrees of the kind, not a data set's edges
+STAND_INS = ("reddit", "reddit-4m", "products", *_OTHER, "rmat")
 
 NAMES = (*_PYG, *_CSR, *_GENERATED)
+_SHUFFLED = ":shuffled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ class Graph:
             "num_nodes": self.num_nodes,
             "num_edges": self.num_edges,
             "dtype": str(dtype).removeprefix("torch."),
-            "extra": {"stand_in": True} if self.name in STAND_INS else {},
+            "extra": {"stand_in": True} if self.name.removesuffix(_SHUFFLED) in STAND_INS else {},
         }
 
 
@@ -80,11 +83,18 @@ class Graph:
 def load(name: str, device: torch.device) -> Graph:
     """The graph called ``name``, always the same edges in the same order.
 
+    ``NAME:shuffled`` is that graph with ids dealt at random, the same ones each time.
+
     Raises:
         ValueError: there is no such graph.
         OSError: its file is not in the data folder (see ``GRAPHFUSE_DATA``).
         graphfuse.train.datasets.DatasetError: likewise, and it could not be downloaded.
     """
+    if name.endswith(_SHUFFLED):
+        published = load(name.removesuffix(_SHUFFLED), device)
+        ids = torch.randperm(published.num_nodes, generator=torch.Generator().manual_seed(1)).to(device)
+        moved = ids[published.edge_index]
+        return Graph(name, moved[:, moved[0].argsort(stable=True)], published.num_nodes)
     if name in _PYG:
         data = datasets.load(_PYG[name]).data
         return Graph(name, data.edge_index.to(device), int(data.num_nodes))

@@ -33,7 +33,8 @@ SAYS = {
     "host_time": "The host's time for a layer's forward. The others are the same launches, written by hand.",
     "row_windows": "Building both directions of the windows, once for each graph.",
     "transformer_build": "The build that `transformer_step` takes as given.",
-    "reorder": "Finding an order of the rows with few column entries.",
+    "reorder": "Building row windows of rows that share columns; the other has rows as numbered.",
+    "reordered": "Sums and attention on windows of rows that share columns; the other has rows as numbered.",
 }
 _MESSAGE = 75  # characters
 

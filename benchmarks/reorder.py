@@ -1,117 +1,113 @@
-"""Ordering the rows of a graph: column entries before and after, and the time that it takes on the device."""
+"""Rows that share columns in one window: the build, its entries, and what ops make of them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.datasets import Amazon, Coauthor
 
-from benchmarks import graphs, synth
-from benchmarks.bench import Bench, Prepared, Problem, device
+from benchmarks import ablation, graphs, row_windows
+from benchmarks.bench import REGISTRY, Bench, Prepared, Problem, device
 from benchmarks.graphs import Graph
 from benchmarks.truth import Error
-from graphfuse.formats import reorder
-from graphfuse.train import datasets
+from graphfuse import RowWindows
+
+_IDS = ("shuffled", "published")
+_GRAPHS = ("cs", "computers", "blogcatalog3", "ego-twitter")
 
 
-def _computers() -> tuple[Tensor, int]:
-    data = Amazon(str(datasets.data_root() / "amazon"), "Computers")[0]
-    return data.edge_index, int(data.num_nodes)
-
-
-def _coauthor() -> tuple[Tensor, int]:
-    data = Coauthor(str(datasets.data_root() / "coauthor"), "CS")[0]
-    return data.edge_index, int(data.num_nodes)
-
-
-def _small_reddit() -> tuple[Tensor, int]:
-    indptr, indices = synth.community_graph("reddit", scale=0.04)
-    source = torch.from_numpy(np.repeat(np.arange(indptr.size - 1), np.diff(indptr)))
-    return torch.stack([source, torch.from_numpy(indices).long()]), indptr.size - 1
-
-
-_LOADERS: dict[str, Callable[[], tuple[Tensor, int]]] = {
-    "amazon-computers": _computers,
-    "coauthor-cs": _coauthor,
-    "reddit-4m": _small_reddit,  # the stand-in with 4 % of its nodes and edges
-}
-_STAND_INS = (*graphs.STAND_INS, "reddit-4m")
-
-
-@functools.lru_cache(maxsize=1)
-def _load(name: str) -> Graph:
-    if name not in _LOADERS:
-        return graphs.load(name, device())
-    edge_index, num_nodes = _LOADERS[name]()
-    return Graph(name, edge_index.to(device()), num_nodes)
+def _load(graph: str, ids: str) -> Graph:
+    return graphs.load(f"{graph}:shuffled" if ids == "shuffled" else graph, device())
 
 
 def _problem(graph: str, ids: str) -> Problem:
-    published = _load(graph)
-    size = (published.num_nodes, published.num_nodes)
-    src, dst = published.edge_index
+    entries_published = _load(graph, "published").windows.num_entries
+    loaded = _load(graph, ids)
     extra = {
         "ids": ids,
-        "stand_in": graph in _STAND_INS,
-        "entries_published": reorder.num_entries(dst, src, *size),
+        "stand_in": graph in graphs.STAND_INS,
+        "entries_published": entries_published,
+        "entries_before": loaded.windows.num_entries,
     }
-    edge_index = published.edge_index
-    if ids == "shuffled":
-        generator = torch.Generator().manual_seed(1)
-        edge_index = torch.randperm(size[0], generator=generator).to(edge_index.device)[edge_index]
-    inputs = Graph(graph, edge_index, published.num_nodes)
-    extra["entries_before"] = reorder.num_entries(edge_index[1], edge_index[0], *size)
     return Problem(
         facts={
             "graph": graph,
-            "num_nodes": inputs.num_nodes,
-            "num_edges": inputs.num_edges,
+            "num_nodes": loaded.num_nodes,
+            "num_edges": loaded.num_edges,
             "mode": "build",
             "extra": extra,
         },
-        inputs=inputs,
+        inputs=loaded,
         device=device(),
-        check=functools.partial(_misplaced, inputs),
+        check=lambda results: _wrong(loaded, results),
     )
 
 
-def _misplaced(graph: Graph, results: Sequence[Tensor]) -> Error:
-    # rows that the order lacks, or more entries than the given order has
-    permutation, entries = results
-    wanted = torch.arange(graph.num_nodes, device=permutation.device)
-    if permutation.shape != wanted.shape:
-        return Error(float("inf"), 0.0)
-    src, dst = graph.edge_index
-    more = int(entries) - reorder.num_entries(dst, src, graph.num_nodes, graph.num_nodes)
-    return Error(float((permutation.sort().values != wanted).sum()) + max(more, 0), 0.0)
+def _wrong(graph: Graph, results: Sequence[Tensor]) -> Error:
+    # edges that both directions should hold and do not, and entries beyond those of rows as numbered
+    *decoded, entries = results
+    differing = row_windows.differing(graph, decoded).value
+    return Error(differing + max(int(entries) - graph.windows.num_entries, 0), 0.0)
 
 
-def _graphfuse(graph: Graph) -> Prepared:
-    src, dst = graph.edge_index
-    size = (graph.num_nodes, graph.num_nodes)
+def _build(method: str, graph: Graph) -> Prepared:
+    def build() -> RowWindows:
+        return RowWindows.from_edge_index(graph.edge_index, (graph.num_nodes, graph.num_nodes), method)
 
-    def cluster() -> Tensor:
-        return reorder.cluster(dst, src, *size)
+    windows = build()
 
-    permutation = cluster()
-    entries = reorder.num_entries(dst, src, *size, permutation)
-    extra = {"entries_after": entries}
-    return Prepared(cluster, lambda: (permutation, torch.tensor(entries)), extra=extra)
+    def results() -> Sequence[Tensor]:
+        backward = windows.transpose().to_edge_index().flip(0)
+        return windows.to_edge_index(), backward, torch.tensor(windows.num_entries)
+
+    extra = {"entries_after": windows.num_entries, "nbytes": windows.nbytes}
+    return Prepared(build, results, extra=extra)
 
 
 Bench(
     name="reorder",
     sweep=[
-        {
-            "graph": ("coauthor-cs", "amazon-computers", "blogcatalog3", "ego-twitter", "reddit-4m"),
-            "ids": ("shuffled", "published"),
-        },
-        {"graph": ("dblp-2010", "reddit"), "ids": ("shuffled", "published")},
+        {"graph": (*_GRAPHS, "reddit-4m"), "ids": _IDS},
+        {"graph": ("dblp-2010", "reddit"), "ids": _IDS},
     ],
     problem=_problem,
-    providers={"graphfuse": _graphfuse},
+    providers={
+        "graphfuse": lambda graph: _build("auto", graph),
+        "natural": lambda graph: _build("natural", graph),
+    },
+)
+
+
+def _op_problem(graph: str, ids: str, kind: str, dtype: torch.dtype, mode: str) -> Problem:
+    loaded = _load(graph, ids)
+    case: dict[str, Any] = {"graph": loaded.name, "dtype": dtype, "mode": mode}
+    if kind == "spmm":
+        made = REGISTRY["spmm"].problem(**case, head_dim=64)
+    else:
+        made = REGISTRY["attention"].problem(**case, shape=(1, 64))
+    extra = {key: value for key, value in made.facts["extra"].items() if key not in ablation.OF_PEERS}
+    extra |= {"kind": kind, "ids": ids}
+    return dataclasses.replace(made, facts=made.facts | {"graph": graph, "extra": extra})
+
+
+def _natural(i: ablation.Inputs) -> Prepared:
+    return ablation.run_op(i, i.graph.windows)
+
+
+Bench(
+    name="reordered",
+    sweep=[
+        {
+            "graph": (*_GRAPHS, "reddit"),
+            "ids": _IDS,
+            "kind": ("spmm", "sparse_attention"),
+            "dtype": (torch.float16,),
+            "mode": ("fwd",),
+        }
+    ],
+    problem=_op_problem,
+    providers={"graphfuse": ablation.reordered, "natural": _natural},
 )

@@ -32,12 +32,12 @@ def _problem(graph: str, mode: str) -> Problem:
         },
         inputs=loaded,
         device=device(),
-        check=lambda results: _differing(loaded, results),
+        check=lambda results: differing(loaded, results),
     )
 
 
-def _differing(graph: graphs.Graph, decoded: Sequence[Tensor]) -> Error:
-    # edges that both directions should hold and do not
+def differing(graph: graphs.Graph, decoded: Sequence[Tensor]) -> Error:
+    """Edges that both directions should hold and do not."""
     wanted = _sorted_keys(graph.edge_index, graph.num_nodes)
     count = 0
     for edges in decoded:

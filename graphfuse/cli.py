@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphfuse
+from graphfuse.formats.reorder import METHODS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,6 +153,12 @@ def _add_prepare(commands: Any) -> None:
     parser.add_argument(
         "--edge-order", action="store_true", help="also build and save what layers with edge weights need"
     )
+    parser.add_argument(
+        "--reorder",
+        choices=METHODS,
+        default="natural",
+        help="which rows share a window (default: %(default)s)",
+    )
     _add_data_root(parser)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each graph")
 
@@ -164,7 +171,7 @@ def _prepare(given: argparse.Namespace) -> int:
     for graph in given.graphs:
         name, edge_index, size = _read_graph(graph, given.data_root)
         start = time.perf_counter()
-        windows = _build(graph, edge_index, size)
+        windows = _build(graph, edge_index, size, given.reorder)
         if given.edge_order:
             _ = windows.packed_rows, windows.packed_window_edges, windows.packed_row_edges
         statistics, seconds = windows.statistics(), time.perf_counter() - start
@@ -197,14 +204,15 @@ def _line(found: dict[str, Any]) -> str:
     return f"{{graph}}: {square}, {{num_edges:,}} edges, {rest}".format(**found)
 
 
-def _build(graph: str, edge_index: Tensor, size: Size) -> RowWindows:
+def _build(graph: str, edge_index: Tensor, size: Size, reorder: str = "natural") -> RowWindows:
     import torch
 
     from graphfuse.formats import RowWindows
 
     try:
         # the same integers on a GPU and a CPU
-        return RowWindows.from_edge_index(edge_index.to("cuda" if torch.cuda.is_available() else "cpu"), size)
+        edge_index = edge_index.to("cuda" if torch.cuda.is_available() else "cpu")
+        return RowWindows.from_edge_index(edge_index, size, reorder)
     except (ValueError, IndexError) as error:
         raise Mistake(f"{graph} holds no graph: {error}") from error
 

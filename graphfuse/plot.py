@@ -31,7 +31,9 @@ def blocks_per_window(windows: RowWindows) -> Tensor:
 
 def edges_per_window(windows: RowWindows) -> Tensor:
     """Edges of each row window: ``int64[num_windows]``."""
-    rows = windows.edges_per_row()
+    rows, order = windows.edges_per_row(), windows.walk().row_index
+    if order is not None:
+        rows = rows[order[: rows.numel()]]
     window = torch.arange(rows.numel(), device=rows.device) // WINDOW
     counts = torch.zeros(-(-rows.numel() // WINDOW), dtype=torch.int64, device=rows.device)
     return counts.index_add_(0, window, rows)

@@ -165,6 +165,18 @@ def test_prepare_saves_what_layers_find(
     assert row_windows(data.edge_index, *size) is loaded
 
 
+def test_prepare_reorders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["prepare", "quickstart", "--data-root", str(tmp_path)]
+    assert main([*given, "--reorder", "bisection"]) == 0
+    data = datasets.load("quickstart").data
+    loaded = load_windows(tmp_path / "row_windows" / "quickstart.safetensors", edge_index=data.edge_index)
+    natural = RowWindows.from_edge_index(data.edge_index, (data.num_nodes, data.num_nodes))
+    assert loaded.walk().row_index is not None and loaded.num_entries < natural.num_entries
+    with pytest.raises(SystemExit):
+        main([*given, "--reorder", "best"])
+    assert "invalid choice: 'best'" in capsys.readouterr().err
+
+
 def test_prepare_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from scipy.sparse import csr_array, save_npz
 

@@ -34,6 +34,10 @@ def test_counts_are_those_of_the_edge_list(graph: str, monkeypatch: pytest.Monke
         entries[dst // 16, src] = max(entries[dst // 16, src], count)
     lengths = [sum(n for (window, _), n in entries.items() if window == w) for w in range(num_windows)]
     assert plot.blocks_per_window(windows).tolist() == [-(-length // 8) for length in lengths]
+    ordered = RowWindows.from_edge_index(windows.edge_index(), (num_src, num_dst), reorder="degree")
+    degree = sorted(Counter(dst for _, dst in edges).values(), reverse=True)
+    sums = [sum(degree[first : first + 16]) for first in range(0, num_dst, 16)]
+    assert plot.edges_per_window(ordered).tolist() == sums
     # one cell for each entry of the matrix, then shares of it
     exact = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for (src, dst), count in copies.items():

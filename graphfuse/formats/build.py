@@ -33,6 +33,7 @@ class Direction(NamedTuple):
     merges: Tensor  # [num_merges, 4]: window, first slot, slots, 0
     split: int
     num_slots: int
+    row_index: Tensor | None = None  # [16 * num_windows], see `index_of`; None: rows are cut as numbered
 
 
 class Sorted(NamedTuple):
@@ -79,8 +80,13 @@ def entry_starts(edges: Sorted) -> Tensor:
     return new.nonzero().view(-1)
 
 
-def build_direction(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Direction:
-    """Row windows of the matrix with a one at every (row, col)."""
+def build_direction(
+    row: Tensor, col: Tensor, num_rows: int, num_cols: int, order: Tensor | None = None
+) -> Direction:
+    """Row windows of the matrix with a one at every (row, col), of rows in ``order``, ``int64[num_rows]``."""
+    row_index = None
+    if order is not None:
+        row, row_index = inverse(order).index_select(0, row), index_of(order)  # of int32 too
     edges = sort_edges(row, col, num_cols, with_perm=False)
     starts = entry_starts(edges)
     place = edges.place[starts[:-1]]
@@ -95,7 +101,20 @@ def build_direction(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> D
     column = (place % max(num_cols, 1)).to(torch.int32)
     split = slice_length(column.numel())
     tasks, merges, num_slots = cut_tasks(ptr, split, keep_whole=True)
-    return Direction(ptr, column, row_mask, tasks, merges, split, num_slots)
+    return Direction(ptr, column, row_mask, tasks, merges, split, num_slots, row_index)
+
+
+def index_of(order: Tensor) -> Tensor:
+    """The row at each place of all windows, ``int32[16 * num_windows]``; num_rows beyond the last row."""
+    num_rows = order.numel()
+    return torch.nn.functional.pad(order, (0, -num_rows % WINDOW), value=num_rows).to(torch.int32)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The place of each row in ``order``, ``int64[num_rows]``."""
+    place = torch.empty(order.numel(), dtype=torch.int64, device=order.device)
+    place[order.long()] = torch.arange(order.numel(), device=order.device)
+    return place
 
 
 def slice_length(num_entries: int) -> int:
@@ -133,15 +152,25 @@ def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor
     return tasks, merges, int(count.sum())
 
 
-def decode(ptr: Tensor, column: Tensor, row_mask: Tensor) -> tuple[Tensor, Tensor]:
+def places_of(row: Tensor, num_rows: int, row_index: Tensor | None) -> Tensor:
+    """Where rows of these numbers stand; with an index -1 where there is none of that number."""
+    if row_index is None:
+        return row
+    return torch.where(row < num_rows, inverse(row_index[:num_rows])[row.clamp(max=num_rows - 1)], -1)
+
+
+def decode(
+    ptr: Tensor, column: Tensor, row_mask: Tensor, row_index: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Rows and columns, int64, of all edges in the order of the format."""
     bit = torch.arange(WINDOW, device=column.device, dtype=torch.int16)
     entry, offset = ((row_mask[:, None] >> bit) & 1).nonzero(as_tuple=True)
     window = torch.repeat_interleave(torch.diff(ptr).long(), output_size=column.numel())
-    return window[entry] * WINDOW + offset, column[entry].long()
+    row = window[entry] * WINDOW + offset
+    return row if row_index is None else row_index[row].long(), column[entry].long()
 
 
-def edges_per_row(ptr: Tensor, row_mask: Tensor, num_rows: int) -> Tensor:
+def edges_per_row(ptr: Tensor, row_mask: Tensor, num_rows: int, row_index: Tensor | None = None) -> Tensor:
     """Edges of each row, ``int64[num_rows]``."""
     bounds = ptr.long()
     counts = []
@@ -149,13 +178,16 @@ def edges_per_row(ptr: Tensor, row_mask: Tensor, num_rows: int) -> Tensor:
         running = torch.cumsum((row_mask >> bit) & 1, 0, dtype=torch.int32)
         total = torch.nn.functional.pad(running, (1, 0))[bounds]
         counts.append(torch.diff(total))
-    return torch.stack(counts, 1).view(-1)[:num_rows].long()
+    found = torch.stack(counts, 1).view(-1)[:num_rows].long()
+    return found if row_index is None else found[inverse(row_index[:num_rows])]
 
 
-def loops_per_row(ptr: Tensor, column: Tensor, row_mask: Tensor, num_rows: int) -> Tensor:
+def loops_per_row(
+    ptr: Tensor, column: Tensor, row_mask: Tensor, num_rows: int, row_index: Tensor | None = None
+) -> Tensor:
     """Edges with column == row, of each row, ``int64[num_rows]``."""
     window = torch.repeat_interleave(torch.diff(ptr).long(), output_size=column.numel())
-    offset = column - window * WINDOW
+    offset = places_of(column, num_rows, row_index) - window * WINDOW
     inside = ((offset >= 0) & (offset < WINDOW)).nonzero().view(-1)
     offset, mask = offset[inside], row_mask[inside].long() & 0xFFFF
     loops = ((mask >> offset) & 1).long()

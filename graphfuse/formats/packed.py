@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-SCHEMA = 1
+# The second is of windows that have an order of the rows, two sections more than others: releases that only
+# know the first refuse it.
+SCHEMA, ORDERED_SCHEMA = SCHEMAS = (1, 2)
+_ORDERED_SECTIONS = 12
 _HEADER = 64  # int32 entries in front of the sections
 _ALIGN = 32  # int32 entries: sections start on 128 bytes, so that kernels may use their widest loads
 _SCALARS = 12
@@ -91,13 +94,23 @@ def _lay_out(
     kind: int, scalars: Scalars, lengths: Sequence[int], stored_as: Sequence[int]
 ) -> tuple[_Trusted, int]:
     # the header, and the length of all
-    header = [SCHEMA, kind, *scalars, *[0] * (_SCALARS - 2 - len(scalars))]
+    header = [schema_of(kind, len(lengths)), kind, *scalars, *[0] * (_SCALARS - 2 - len(scalars))]
     end, starts = _HEADER, list[int]()
     for section, (length, first) in enumerate(zip(lengths, stored_as, strict=True)):
         starts.append(end if first == section else starts[first])
         end += -(-length // _ALIGN) * _ALIGN if first == section else 0
         header += [starts[section] // _ALIGN, length]
     return _Trusted((*header, *[0] * (_HEADER - len(header)))), end
+
+
+def schema_of(kind: int, num_sections: int) -> int:
+    """The schema of what has so many sections."""
+    return ORDERED_SCHEMA if (kind, num_sections) == (WINDOWS, _ORDERED_SECTIONS) else SCHEMA
+
+
+def is_ordered(windows: Tensor) -> bool:
+    """Whether packed windows have an order of the rows."""
+    return header_of(windows)[0] == ORDERED_SCHEMA
 
 
 def _to_device(header: tuple[int, ...], device: torch.device) -> Tensor:
@@ -124,9 +137,10 @@ def _check_places(packed: Tensor, header: tuple[int, ...]) -> None:
         raise ValueError(
             f"a packed graph must be int32[{_HEADER} or more] (got {found}); build the windows again"
         )
-    if header[0] != SCHEMA:
+    if header[0] not in SCHEMAS:
+        known = " and ".join(map(str, SCHEMAS))
         raise ValueError(
-            f"the packed graph has schema {header[0]}, this graphfuse reads {SCHEMA}; build the windows again"
+            f"the packed graph has schema {header[0]}, this graphfuse reads {known}; build the windows again"
         )
     for i in range(_SCALARS, _HEADER - 1, 2):
         start, length = header[i] * _ALIGN, header[i + 1]

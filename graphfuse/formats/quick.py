@@ -72,9 +72,12 @@ def suits(graph: Tensor, num_edges: int, num_src: int, num_dst: int) -> bool:
 
 
 def suits_rows(windows: Tensor) -> bool:
-    """Whether this module goes from packed windows to rows: none is cut into slices, so no row is either."""
+    """Whether this module goes from packed windows to rows.
+
+    It does if they have no order of the rows and none is cut into slices, so that no row is either.
+    """
     scalars = packing.unpack(windows).scalars
-    whole = scalars.slots_dst == scalars.slots_src == 0
+    whole = scalars.slots_dst == scalars.slots_src == 0 and not packing.is_ordered(windows)
     return whole and suits(windows, scalars.num_edges, scalars.num_src, scalars.num_dst)
 
 

@@ -33,8 +33,8 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
     r"""An order of the rows in which windows of 16 have few column entries.
 
     Args:
-        row: ``int32 | int64[num_edges]``, the row of each edge: receivers for the forward direction, as in
-            :func:`graphfuse.formats.build.build_direction`.
+        row: ``int32 | int64[num_edges]``, the row of each edge: receivers for the forward direction,
+            sources for the transpose.
         col: Its column, likewise.
         num_rows: Rows of the matrix.
         num_cols: Columns of the matrix.
@@ -51,8 +51,7 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
     Raises:
         ValueError: there is no such method.
     """
-    if method not in METHODS:
-        raise ValueError(f"`method` must be one of {', '.join(METHODS)} (got {method!r})")
+    check_method(method, "method")
     natural = torch.arange(num_rows, device=row.device)
     if method == "natural":
         return natural
@@ -78,12 +77,18 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
     return found[best] if entries <= enough else natural
 
 
+def check_method(method: str, argument: str) -> None:
+    """Raises ``ValueError`` if there is no such ``method``, naming the caller's ``argument``."""
+    if method not in METHODS:
+        raise ValueError(f"`{argument}` must be one of {', '.join(METHODS)} (got {method!r})")
+
+
 def num_entries(
     row: Tensor, col: Tensor, num_rows: int, num_cols: int, permutation: Tensor | None = None
 ) -> int:
     """Column entries of the windows with the rows as given, or in the order of :func:`cluster`."""
     if permutation is not None:
-        row = _inverse(permutation).index_select(0, row)  # of int32 too
+        row = build.inverse(permutation).index_select(0, row)  # of int32 too
     edges = build.sort_edges(row, col, num_cols, with_perm=False)
     return build.entry_starts(edges).numel() - 1
 
@@ -108,7 +113,7 @@ class _Shared(NamedTuple):
 
 def _bisect(row: Tensor, col: Tensor, permutation: Tensor, levels: int = 32) -> Tensor:
     # the last `levels` levels of the bisection that has one window at its end
-    position = _inverse(permutation)
+    position = build.inverse(permutation)
     num_windows = -(-permutation.numel() // WINDOW)
     depth = max(num_windows - 1, 0).bit_length()
     for level in reversed(range(min(depth, levels))):  # halves of 2^level windows
@@ -117,7 +122,7 @@ def _bisect(row: Tensor, col: Tensor, permutation: Tensor, levels: int = 32) -> 
         if row.numel() == 0:
             break
         position = _exchange(shared, position, level)
-        permutation = _inverse(position)
+        permutation = build.inverse(position)
     return permutation
 
 
@@ -202,9 +207,3 @@ def _count(index: Tensor, size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.int64, device=index.device).index_add_(
         0, index, one.expand(index.shape)
     )
-
-
-def _inverse(permutation: Tensor) -> Tensor:
-    inverse = torch.empty_like(permutation)
-    inverse[permutation] = torch.arange(permutation.numel(), device=permutation.device)
-    return inverse

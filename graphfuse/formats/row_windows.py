@@ -13,18 +13,20 @@ from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.reorder import check_method
 from graphfuse.formats.structure import Structure, build_structure
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, to_edge_index, walk, walks
 
 
 class RowWindows:
-    r"""A graph cut into windows of 16 consecutive rows, the structure every fused kernel reads.
+    r"""A graph cut into windows of 16 rows, the structure every fused kernel reads.
 
-    Row :math:`i` of the matrix holds the in-neighbours of node :math:`i`. A *row window* is 16 consecutive
-    rows; its *column entries* are the columns that any of its rows uses, sorted, each stored once as one
-    ``int32`` column and one 16-bit mask that says which rows use it (the bitmap of a Binary Sparse Block,
-    stored by column). A repeated edge is kept: its k-th copy takes the k-th entry of its column.
-    Windows with many entries are cut into slices, so that a hub does not hold up the rest.
+    Row :math:`i` of the matrix holds the in-neighbours of node :math:`i`. A *row window* is 16 rows,
+    consecutive ones or, with ``reorder``, such as share columns; its *column entries* are the columns that
+    any of its rows uses, sorted, each stored once as one ``int32`` column and one 16-bit mask that says which
+    rows use it (the bitmap of a Binary Sparse Block, stored by column). A repeated edge is kept: its k-th
+    copy takes the k-th entry of its column. Windows with many entries are cut into slices, so that a hub does
+    not hold up the rest.
 
     Both directions are stored; if the structure is symmetric they share memory. What only some layers need
     (rows one by one, the order of the caller's edges) is built on first use. Self-loops are stored as given:
@@ -49,7 +51,9 @@ class RowWindows:
     # Making one
 
     @classmethod
-    def from_edge_index(cls, edge_index: Any, size: inputs.Size | None = None) -> RowWindows:
+    def from_edge_index(
+        cls, edge_index: Any, size: inputs.Size | None = None, reorder: str = "natural"
+    ) -> RowWindows:
         """Builds the windows of a graph, on the device of ``edge_index``.
 
         Args:
@@ -58,16 +62,23 @@ class RowWindows:
                 adjacency as in PyG and whose values are ignored.
             size: ``(num_src, num_dst)``, PyG's size. ``None``: the sparse matrix's own, else square up to the
                 largest index.
+            reorder: Which rows share a window: ``"natural"``, those of consecutive numbers; ``"auto"``, those
+                that make few column entries, if that saves 2 % of them, which takes many times as long to
+                build; ``"degree"``, ``"polish"`` or ``"bisection"``, see
+                :func:`graphfuse.formats.reorder.cluster`. Each direction has an order of its own. Inputs and
+                outputs of layers and ops keep the caller's order.
 
         Raises:
             IndexError: an index is negative or not below its size.
-            ValueError: dtype, rank or size is wrong, or there are 2^31 edges or more.
+            ValueError: dtype, rank or size is wrong, there are 2^31 edges or more, or ``reorder`` is no such
+                way.
 
         Note:
             CPU and CUDA give the same integers. A build that takes over two seconds shows a progress bar on
             a terminal.
         """
-        return cls(build_structure(*inputs.as_edge_index(edge_index, size)))
+        check_method(reorder, "reorder")
+        return cls(build_structure(*inputs.as_edge_index(edge_index, size), reorder))
 
     @classmethod
     def from_blocks(
@@ -234,8 +245,8 @@ class RowWindows:
             return both[loops][-w.num_rows :] if at_end else both[loops][: w.num_rows]
         assert w.row_mask is not None
         if loops:
-            return build.loops_per_row(w.ptr, w.column, w.row_mask, w.num_rows)
-        return build.edges_per_row(w.ptr, w.row_mask, w.num_rows)
+            return build.loops_per_row(w.ptr, w.column, w.row_mask, w.num_rows, w.row_index)
+        return build.edges_per_row(w.ptr, w.row_mask, w.num_rows, w.row_index)
 
     def last_loop(self) -> Tensor:
         """Position in the caller's edge list of each row's last self-loop, -1 without; ``int64[num_dst]``."""

@@ -19,7 +19,7 @@ from graphfuse.formats import packed as packing
 from graphfuse.formats.cache import remember
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.row_windows import RowWindows
-from graphfuse.formats.validate import PARTS, check_parts
+from graphfuse.formats.validate import PARTS, check_parts, sections_of
 
 _FORMAT = "graphfuse.row_windows"
 _EDGES = "edge_index"
@@ -49,7 +49,7 @@ def save_windows(path: PathLike, windows: RowWindows, edge_list: bool = True) ->
     scalars = packing.unpack(state["windows"]).scalars
     fields = {
         "format": _FORMAT,
-        "schema": packing.SCHEMA,
+        "schema": packing.header_of(state["windows"])[0],
         "fingerprint": state["fingerprint"],
         "transposed": int(state["transposed"]),
         "num_dst": scalars.num_dst,
@@ -136,8 +136,9 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
 def _check_schema(path: PathLike, metadata: dict[str, str]) -> None:
     if metadata.get("format") != _FORMAT:
         _refuse(path, f"a file of the format {_FORMAT}", str(metadata.get("format")))
-    if metadata.get("schema") != str(packing.SCHEMA):
-        _refuse(path, f"schema {packing.SCHEMA}", str(metadata.get("schema")))
+    known = list(map(str, packing.SCHEMAS))
+    if metadata.get("schema") not in known:
+        _refuse(path, f"schema {' or '.join(known)}", str(metadata.get("schema")))
 
 
 def _read_numbers(path: PathLike, metadata: dict[str, str], parts: dict[str, Tensor]) -> dict[str, int]:
@@ -154,13 +155,15 @@ def _read_numbers(path: PathLike, metadata: dict[str, str], parts: dict[str, Ten
     except (KeyError, ValueError):
         _refuse(path, f"the numbers {', '.join(_NUMBERS)}", ", ".join(metadata))
     for name, packed in parts.items():
-        _check_header(path, name, packed, [numbers[size] for size in ("num_dst", "num_src", "num_edges")])
+        schema = int(metadata["schema"]) if name == "windows" else packing.SCHEMA
+        sizes = [numbers[size] for size in ("num_dst", "num_src", "num_edges")]
+        _check_header(path, name, packed, [schema, PARTS[name][0], *sizes])
     return numbers
 
 
-def _check_header(path: PathLike, name: str, packed: Tensor, sizes: list[int]) -> None:
+def _check_header(path: PathLike, name: str, packed: Tensor, wanted: list[int]) -> None:
     # before anything believes it: a section beyond the end would be read from foreign memory
-    kind, sections = PARTS[name]
+    sections = sections_of(name, wanted[0])
     header = packed[: packing._HEADER].tolist()
     places = header[packing._SCALARS : packing._SCALARS + 2 * sections]
     inside = all(
@@ -169,7 +172,6 @@ def _check_header(path: PathLike, name: str, packed: Tensor, sizes: list[int]) -
         and start * packing._ALIGN + length <= packed.numel()
         for start, length in zip(places[::2], places[1::2], strict=True)
     )
-    wanted = [packing.SCHEMA, kind, *sizes]
     if header[:5] != wanted or not inside or any(header[packing._SCALARS + 2 * sections :]):
         _refuse(path, f"{name} of the header {wanted}, sections within", f"{header[:5]}, {places}")
 

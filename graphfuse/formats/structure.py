@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from graphfuse.formats import build, inputs, quick
+from graphfuse.formats import build, inputs, quick, reorder
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.memory import advises
@@ -43,6 +44,7 @@ class Structure:
         self.row_edges: Tensor | None = None
         self.memo: dict[Any, Any] = {}
         self.lock = threading.RLock()
+        self.number = next(_NUMBERS)
         _remember(self)
 
     @property
@@ -99,6 +101,7 @@ class Structure:
 # recognised by its fingerprint. Weak: a record lives as long as its users.
 _LIVE: dict[Key, weakref.WeakSet[Structure]] = {}
 _LIVE_LOCK = threading.Lock()
+_NUMBERS = itertools.count()
 
 
 def _remember(structure: Structure) -> None:
@@ -111,22 +114,27 @@ def _remember(structure: Structure) -> None:
 
 
 def find_live(edge_index: Tensor, num_src: int, num_dst: int) -> Structure | None:
-    """A live structure on the same device that was built from equal edges in the same order, if any."""
+    """The latest live structure on the same device that was built from equal edges in the same order."""
     with _LIVE_LOCK:
         candidates = list(_LIVE.get((num_dst, num_src, edge_index.size(1), edge_index.device), ()))
     if not candidates:
         return None
     key = fingerprint(edge_index)
-    return next((found for found in candidates if found.fingerprint == key), None)
+    # of several, as with rows in other orders, always the same one: results depend on it in their last bit
+    equal = [found for found in candidates if found.fingerprint == key]
+    return max(equal, key=lambda found: found.number, default=None)
 
 
 @advises
-def build_structure(edge_index: Tensor, num_src: int, num_dst: int) -> Structure:
-    """The windows of checked edges, both directions; raises if an index or a size is out of range."""
+def build_structure(edge_index: Tensor, num_src: int, num_dst: int, method: str = "natural") -> Structure:
+    """The windows of checked edges, both directions; raises if an index or a size is out of range.
+
+    ``method`` is that of :func:`graphfuse.formats.reorder.cluster`.
+    """
     sizes = (num_dst, num_src, edge_index.size(1))
     inputs.check_sizes(edge_index, num_src, num_dst)
     with torch.no_grad():
-        if quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
+        if method == "natural" and quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
             found = quick.build_windows(edge_index, num_src, num_dst)
             if found is not None:
                 return Structure(*found, edge_index.detach())
@@ -137,18 +145,33 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int) -> Structure
         src, dst = edge_index[0], edge_index[1]
         bar.update()
         bar.set_description("row windows: rows")
-        forward = build.build_direction(dst, src, num_dst, num_src)
+        forward = _build_direction(dst, src, num_dst, num_src, method)
         bar.update()
         bar.set_description("row windows: transpose")
-        backward = build.build_direction(src, dst, num_src, num_dst)
+        # finding an order once more would take longer than the look whether it is the same
+        symmetric = method != "natural" and num_src == num_dst and _is_symmetric(src, dst, num_src)
+        backward = forward if symmetric else _build_direction(src, dst, num_src, num_dst, method)
+        if method == "natural" and num_src == num_dst:
+            symmetric = all(
+                torch.equal(getattr(forward, name), getattr(backward, name))
+                for name in ("ptr", "column", "row_mask")
+            )
         bar.update()
-        symmetric = num_src == num_dst and all(
-            torch.equal(getattr(forward, name), getattr(backward, name))
-            for name in ("ptr", "column", "row_mask")
-        )
         windows = _pack_windows(forward, backward, symmetric, sizes)
         bar.update()
     return Structure(windows, key, edge_index.detach())
+
+
+def _build_direction(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str) -> build.Direction:
+    order = reorder.cluster(row, col, num_rows, num_cols, method) if method != "natural" else None
+    if order is not None and torch.equal(order, torch.arange(num_rows, device=order.device)):
+        order = None  # "auto" often leaves it at that, and a kernel is spared the load
+    return build.build_direction(row, col, num_rows, num_cols, order)
+
+
+def _is_symmetric(src: Tensor, dst: Tensor, num_nodes: int) -> bool:
+    keys = (torch.sort(row.long() * num_nodes + col).values for row, col in ((dst, src), (src, dst)))
+    return torch.equal(*keys)
 
 
 def _progress() -> tqdm[Any]:
@@ -164,14 +187,18 @@ def _pack_windows(
     if symmetric:
         backward = forward
     splits = (forward.split, backward.split, forward.num_slots, backward.num_slots)
-    sections = _window_sections(forward)
-    sections += sections if symmetric else _window_sections(backward)
+    ordered = forward.row_index is not None or backward.row_index is not None
+    sections = _window_sections(forward, ordered)
+    sections += sections if symmetric else _window_sections(backward, ordered)
     return packing.pack(packing.WINDOWS, packing.Scalars(*sizes, int(symmetric), *splits), sections)
 
 
-def _window_sections(half: build.Direction) -> list[Tensor]:
+def _window_sections(half: build.Direction, ordered: bool) -> list[Tensor]:
     even = torch.nn.functional.pad(half.row_mask, (0, half.row_mask.numel() % 2))  # two masks in one int32
-    return [half.ptr, half.tasks, half.merges, half.column, even.view(torch.int32)]
+    sections = [half.ptr, half.tasks, half.merges, half.column, even.view(torch.int32)]
+    if ordered:  # at least one direction is, and the other has nothing here
+        sections.append(half.ptr.new_empty(0) if half.row_index is None else half.row_index)
+    return sections
 
 
 def _build_rows(structure: Structure) -> Tensor:
@@ -191,7 +218,7 @@ def _build_rows(structure: Structure) -> Tensor:
 
 def _row_sections(windows: Walk, split: int) -> tuple[list[Tensor], int]:
     assert windows.row_mask is not None
-    row, column = build.decode(windows.ptr, windows.column, windows.row_mask)
+    row, column = build.decode(windows.ptr, windows.column, windows.row_mask, windows.row_index)
     row, order = torch.sort(row.to(torch.int32), stable=True)  # window order is by column and copy
     bounds = torch.arange(windows.num_rows + 1, device=row.device, dtype=torch.int32)
     ptr = torch.searchsorted(row, bounds).to(torch.int32)
@@ -202,7 +229,8 @@ def _row_sections(windows: Walk, split: int) -> tuple[list[Tensor], int]:
 def _build_window_edges(structure: Structure) -> Tensor:
     scalars, given = structure.scalars, structure.source
     sizes = (scalars.num_edges, scalars.num_src, scalars.num_dst)
-    if given is not None and quick.suits(structure.windows, *sizes):
+    ordered = packing.is_ordered(structure.windows)
+    if given is not None and not ordered and quick.suits(structure.windows, *sizes):
         found = quick.build_window_edges(
             structure.windows, given.to(structure.windows.device), structure.fingerprint
         )
@@ -212,8 +240,10 @@ def _build_window_edges(structure: Structure) -> Tensor:
     sections: list[Tensor] = []
     for transposed in (False, True):
         row, col = (source[0], source[1]) if transposed else (source[1], source[0])
-        num_cols = scalars.num_dst if transposed else scalars.num_src
-        edges = build.sort_edges(row, col, num_cols, with_perm=True)
+        w = walk(structure.windows, transposed)
+        if w.row_index is not None:
+            row = build.inverse(w.row_index[: w.num_rows]).index_select(0, row.long())
+        edges = build.sort_edges(row, col, w.num_cols, with_perm=True)
         assert edges.perm is not None
         # in a symmetric structure the entries are shared; the permutation is not, as w_ij need not be w_ji
         shared = transposed and scalars.symmetric
@@ -230,7 +260,7 @@ def _build_row_edges(structure: Structure) -> Tensor:
     for transposed in (False, True):
         w = walk(structure.windows, transposed)
         assert w.row_mask is not None
-        row, _ = build.decode(w.ptr, w.column, w.row_mask)
+        row, _ = build.decode(w.ptr, w.column, w.row_mask, w.row_index)
         order = torch.sort(row.to(torch.int32), stable=True).indices
         sections.append(edge_order(structure.lazy("window_edges"), transposed).perm[order])
     return packing.pack(packing.ROW_EDGES, structure.scalars, sections)

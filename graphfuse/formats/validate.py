@@ -19,7 +19,8 @@ from graphfuse.formats.walk import EdgeOrder, Walk, edge_order, walk
 if TYPE_CHECKING:
     from graphfuse.formats.row_windows import RowWindows
 
-# what a record may hold -> its kind and number of sections, as formats/structure.py packs them
+# what a record may hold -> its kind and number of sections, as formats/structure.py packs them, but that
+# windows with an order of the rows have two more
 PARTS = {
     "windows": (packing.WINDOWS, 10),
     "rows": (packing.ROWS, 8),
@@ -27,6 +28,11 @@ PARTS = {
     "row_edges": (packing.ROW_EDGES, 2),
 }
 _LOOK = (("", False), ("transposed ", True))  # how messages name the directions
+
+
+def sections_of(name: str, schema: int) -> int:
+    """Sections of the part ``name``; windows with an order of the rows have one more in each direction."""
+    return PARTS[name][1] + 2 * (name == "windows" and schema == packing.ORDERED_SCHEMA)
 
 
 def validate(record: RowWindows) -> None:
@@ -60,16 +66,13 @@ def check_parts(parts: dict[str, Tensor], edge_index: Tensor | None) -> None:
     for (look, _), w in zip(_LOOK, walks, strict=True):
         _check_windows(f"{look}windows", w, scalars.num_edges)
     if scalars.symmetric:
-        first, second = ((w.ptr, w.tasks, w.merges, w.column, _mask(w)) for w in walks)
+        first, second = ((w.ptr, w.tasks, w.merges, w.column, _mask(w), _index(w)) for w in walks)
         shared = all(map(torch.equal, first, second))
         _require(
             shared and scalars.num_dst == scalars.num_src,
             "`symmetric` must mean that both directions hold the same",
         )
-    keys = [
-        _sorted_keys(build.decode(w.ptr, w.column, _mask(w)), swap)
-        for w, (_, swap) in zip(walks, _LOOK, strict=True)
-    ]
+    keys = [_sorted_keys(_edges(w), swap) for w, (_, swap) in zip(walks, _LOOK, strict=True)]
     _require(torch.equal(*keys), "the transposed windows hold other edges than the windows")
     if edge_index is not None:
         _check_range(edge_index, scalars)
@@ -85,6 +88,14 @@ def check_parts(parts: dict[str, Tensor], edge_index: Tensor | None) -> None:
 def _mask(w: Walk) -> Tensor:
     assert w.row_mask is not None
     return w.row_mask
+
+
+def _index(w: Walk) -> Tensor:
+    return w.ptr[:0] if w.row_index is None else w.row_index
+
+
+def _edges(w: Walk) -> tuple[Tensor, Tensor]:
+    return build.decode(w.ptr, w.column, _mask(w), w.row_index)
 
 
 def _sorted_keys(pairs: tuple[Tensor, Tensor], swap: bool) -> Tensor:
@@ -104,8 +115,10 @@ def _check_lengths(name: str, packed: Tensor) -> None:
     """What views of the sections take for granted."""
     kind, scalars, sections = packing.unpack(packed)
     lengths = [section.numel() for section in sections]
-    known = (kind, len(lengths)) == PARTS[name]
-    _require(known, f"{name}: kind and sections must be {PARTS[name]} (got {(kind, len(lengths))})")
+    schema = packing.header_of(packed)[0]
+    held = (PARTS[name][0], sections_of(name, schema))
+    known = (kind, len(lengths)) == held and packing.schema_of(*held) == schema
+    _require(known, f"{name}: kind and sections must be {held} (got {(kind, len(lengths))})")
     half = len(lengths) // 2
     for (look, transposed), found in zip(_LOOK, (lengths[:half], lengths[half:]), strict=True):
         where = f"{look}{name.replace('_', ' ')}"
@@ -122,6 +135,11 @@ def _check_lengths(name: str, packed: Tensor) -> None:
         if kind == packing.WINDOWS:
             wanted = -(-found[3] // 2)
             _require(found[4] == wanted, f"{where}: `row_mask` must take {wanted} int32 (got {found[4]})")
+            wanted = build.WINDOW * (found[0] - 1)
+            _require(
+                found[5:] in ([], [0], [wanted]),
+                f"{where}: `row_index` must have no entries, or {wanted} (got {found[5:]})",
+            )
         else:
             _require(
                 found[-1] == scalars.num_edges,
@@ -132,6 +150,13 @@ def _check_lengths(name: str, packed: Tensor) -> None:
 def _check_windows(name: str, w: Walk, num_edges: int) -> None:
     num_windows = w.ptr.numel() - 1
     _check_ptr(name, "ptr", w.ptr, w.num_entries)
+    if w.row_index is not None:
+        # before anything is looked up in it
+        known = torch.sort(w.row_index[: w.num_rows]).values, w.row_index[w.num_rows :]
+        every = torch.arange(w.num_rows, dtype=torch.int32, device=w.ptr.device)
+        once = torch.equal(known[0], every) and bool((known[1] == w.num_rows).all())
+        wanted = f"each of the {w.num_rows} rows once, and {w.num_rows} after them"
+        _require(once, f"{name}: `row_index` must hold {wanted}")
     length = torch.diff(w.ptr.long())
     column, mask = w.column.long(), _mask(w).long() & 0xFFFF
     inside = bool(((column >= 0) & (column < w.num_cols)).all())
@@ -171,7 +196,7 @@ def _check_built(
     """What is built on first use, in one direction, against its windows."""
     if len(parts) == 1:
         return
-    row, column = build.decode(windows.ptr, windows.column, _mask(windows))
+    row, column = _edges(windows)
     order = torch.sort(row.to(torch.int32), stable=True).indices  # of the windows, as seen from the rows
     in_order = row[order], column[order]
     if "rows" in parts:
@@ -224,7 +249,7 @@ def _check_same_edges(parts: dict[str, Tensor], walks: list[Walk]) -> None:
     """That all edge orders number one edge list, where nobody knows it."""
     lists = []
     for (_, transposed), w in zip(_LOOK, walks, strict=True):
-        row, column = build.decode(w.ptr, w.column, _mask(w))
+        row, column = _edges(w)
         pairs = torch.stack([row, column] if transposed else [column, row])
         for name in ("window_edges", "row_edges"):
             if name in parts:

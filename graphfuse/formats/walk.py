@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphfuse.formats import packed as packing
-from graphfuse.formats.build import WINDOW, decode
+from graphfuse.formats.build import WINDOW, decode, places_of
 
 
 class Walk(NamedTuple):
@@ -28,6 +28,7 @@ class Walk(NamedTuple):
     merges: Tensor  # int32[num_merges, 4]: window, first slot, slots, 0
     column: Tensor  # int32[num_entries]
     row_mask: Tensor | None  # int16[num_entries], bit r: row r of the window; None for rows
+    row_index: Tensor | None  # int32[16 * num_windows], their rows, then num_rows; None: as numbered
     split: int
     num_slots: int
     plans: dict[Any, Any]  # launches that were prepared for this walk
@@ -64,14 +65,16 @@ def _walk(packed: Tensor, transposed: bool) -> Walk:
     if transposed:
         rows, cols, split, slots = cols, rows, scalars.split_src, scalars.slots_src
     if kind == packing.WINDOWS:
-        ptr, tasks, merges, column, mask = sections[5:] if transposed else sections[:5]
+        half = len(sections) // 2
+        ptr, tasks, merges, column, mask, *index = sections[half:] if transposed else sections[:half]
         row_mask = mask.view(torch.int16)[: column.numel()]
-        return Walk(
-            WINDOW, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, split, slots, {}
-        )
+        row_index = index[0] if index and index[0].numel() > 0 else None
+        found = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
+        return Walk(WINDOW, rows, cols, *found, split, slots, {})
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
-        return Walk(1, rows, cols, ptr, tasks.view(-1, 4), merges.view(-1, 4), column, None, split, slots, {})
+        cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
+        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {})
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 
@@ -80,7 +83,7 @@ def to_edge_index(w: Walk) -> Tensor:
     if w.row_mask is None:
         row = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         return torch.stack([w.column.long(), row])
-    row, column = decode(w.ptr, w.column, w.row_mask)
+    row, column = decode(w.ptr, w.column, w.row_mask, w.row_index)
     return torch.stack([column, row])
 
 
@@ -93,12 +96,7 @@ def copies(w: Walk) -> Tensor | None:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     if "copies" not in w.plans:
-        if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "the counts of repeated edges, for dropout, would be built during CUDA graph capture; "
-                "call graphfuse.warmup(model, data) before, in training mode, or run the op and its backward "
-                "once"
-            )
+        _must_not_capture(w, "the counts of repeated edges, for dropout,")
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
         new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])
@@ -107,6 +105,36 @@ def copies(w: Walk) -> Tensor | None:
         w.plans["copies"] = None if bool(new.all()) else found
     result: Tensor | None = w.plans["copies"]
     return result
+
+
+def masks_without_loops(w: Walk) -> Tensor:
+    """The row masks without self-loops, ``int16[num_entries]``, where kernels cannot tell those by places.
+
+    They can unless windows have rows in an order of their own. Computed once for a walk; the first call waits
+    for the GPU.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
+    """
+    assert w.row_mask is not None
+    if w.row_index is None:
+        return w.row_mask
+    if "masks" not in w.plans:
+        _must_not_capture(w, "the row masks without self-loops")
+        window = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
+        offset = places_of(w.column, w.num_rows, w.row_index) - window * WINDOW
+        bit = torch.where((offset >= 0) & (offset < WINDOW), 1 << offset.clamp(0, WINDOW - 1), 0)
+        w.plans["masks"] = w.row_mask & ~bit.to(torch.int16)
+    found: Tensor = w.plans["masks"]
+    return found
+
+
+def _must_not_capture(w: Walk, what: str) -> None:
+    if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{what} would be built during CUDA graph capture; call graphfuse.warmup(model, data) before, in "
+            "training mode, or run the op and its backward once"
+        )
 
 
 class EdgeOrder(NamedTuple):

@@ -13,20 +13,21 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure
+from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task
+from graphfuse.kernels.tiles import load_task, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
-#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted
+#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
+#             windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def _additive_merge_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, num_merges, num_rows,
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HEIGHT: tl.constexpr,
     DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +56,7 @@ def _additive_merge_kernel(
             more = tl.load(at + HEADS * DIM, mask=mask_dim, other=0.0)
             tilt = tilt * rescale[:, None] + more * weight[:, None]
         top = higher
-    rows = window * HEIGHT + inner
+    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     place, mask = rows.to(tl.int64) * HEADS + head, rows < num_rows
     finish(
         out_ptr, softmax_ptr, tilt_ptr, place, mask, (place * DIM)[:, None] + offs_dim[None, :],
@@ -90,9 +91,10 @@ def _merge(w: Walk, shape: Shape) -> Launch | None:
     if w.num_slots == 0:
         return None
     num_merges, block = w.merges.size(0), launch.attention_merge(shape.dim)
-    rest = (num_merges, w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout)
+    rest: tuple[Any, ...] = (num_merges, w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout)
     programs = num_merges * shape.heads
-    return Launch(_additive_merge_kernel, programs, 4, (w.merges,), (*rest, accumulator(shape.dtype)))
+    rest = (*rest, accumulator(shape.dtype))
+    return Launch(_additive_merge_kernel, programs, 4, (w.merges, w.row_index), rest)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
@@ -112,7 +114,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=False)
-        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, slope, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)

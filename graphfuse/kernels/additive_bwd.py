@@ -25,7 +25,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
-from graphfuse.kernels.attention import Plan, Structure
+from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
@@ -110,9 +110,10 @@ def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
         return None
     num_merges = w.merges.size(0)
     blocks = launch.attention_merge(shape.dim), launch.attention_merge(extra)
-    rest = (num_merges, w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height)
+    rest: tuple[Any, ...] = (num_merges, w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height)
+    rest = (*rest, accumulator(shape.dtype))
     programs = num_merges * shape.heads
-    return Launch(attention_bwd_merge_kernel, programs, 4, (w.merges,), (*rest, accumulator(shape.dtype)))
+    return Launch(attention_bwd_merge_kernel, programs, 4, (w.merges, w.row_index), rest)
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=True)
-        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, slope, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)

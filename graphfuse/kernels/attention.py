@@ -9,23 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
+from graphfuse.formats.walk import Walk, masks_without_loops
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task
+from graphfuse.kernels.tiles import load_task, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
-#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr
+#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
+#             row_index of windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def _attention_merge_kernel(
-    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, num_merges, num_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges,
+    num_rows, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // num_merges
@@ -52,7 +53,7 @@ def _attention_merge_kernel(
             edge_acc = edge_acc * rescale[:, None] + tl.load(at, mask=mask_edge, other=0.0) * weight[:, None]
         top = higher
     norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
-    rows = window * HEIGHT + inner
+    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     offs_out = rows.to(tl.int64) * HEADS + head
     mask_row = (rows < num_rows)[:, None]
     store_softmax(softmax_ptr, offs_out, rows < num_rows, top, total)
@@ -83,6 +84,13 @@ class Structure(NamedTuple):
     edge_perm: Tensor | None  # position in the caller's edge list of each edge; with edge_attr
 
 
+def window_graph(structure: Structure, self_loops: bool) -> tuple[Tensor | None, ...]:
+    """What window kernels of attention take of the graph."""
+    w = structure.walk
+    row_mask = masks_without_loops(w) if self_loops else w.row_mask
+    return w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies
+
+
 class Edges(NamedTuple):
     """Numbers that belong to edges."""
 
@@ -105,7 +113,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
-        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
@@ -122,7 +130,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         num_merges = w.merges.size(0)
         blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
         rest = (num_merges, w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
-        merge = Launch(_attention_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
+        merge = Launch(_attention_merge_kernel, num_merges * heads, 4, (w.merges, w.row_index), rest)
     return Plan(main, merge)
 
 

@@ -25,13 +25,13 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention import Edges, Plan, Shape, Structure
+from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, window_graph
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task
+from graphfuse.kernels.tiles import load_task, rows_at
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
@@ -74,10 +74,10 @@ def _attention_delta_kernel(
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEADS,)
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
-#             one, and HEADS * EDGE_DIM of third
+#             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows"])
 def attention_bwd_merge_kernel(
-    first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, num_merges, num_rows,
+    first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -86,26 +86,27 @@ def attention_bwd_merge_kernel(
     task = tl.program_id(0) % num_merges
     partial_ptr += head * DIM
     _merge(
-        first_ptr, partial_ptr, merges_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM, WIDTH, HEIGHT, ACC
-    )
+        first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM, WIDTH,
+        HEIGHT, ACC,
+    )  # fmt: skip
     partial_ptr += HEADS * DIM
     if second_ptr is not None:
         _merge(
-            second_ptr, partial_ptr, merges_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM, WIDTH, HEIGHT,
-            ACC,
+            second_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM,
+            WIDTH, HEIGHT, ACC,
         )  # fmt: skip
     if third_ptr is not None:
         partial_ptr += head * (EDGE_DIM - DIM)
         _merge(
-            third_ptr, partial_ptr, merges_ptr, task, head, num_rows, HEADS, EDGE_DIM, BLOCK_EDGE, WIDTH,
-            HEIGHT, ACC,
+            third_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, EDGE_DIM,
+            BLOCK_EDGE, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _merge(
-    out_ptr, partial_ptr, merges_ptr, task, head, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    out_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     window, begin, count, _ = load_task(merges_ptr, task)
     inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
@@ -114,7 +115,7 @@ def _merge(
     for slot in tl.range(begin, begin + count):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
         acc += tl.load(partial_ptr + offs[:, None] + offs_dim[None, :], mask=mask_dim, other=0.0)
-    rows = window * HEIGHT + inner
+    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     offs = (rows.to(tl.int64)[:, None] * HEADS + head) * DIM + offs_dim[None, :]
     tl.store(out_ptr + offs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask_dim)
 
@@ -141,7 +142,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
-        graph = (w.ptr if loops else None, w.tasks, w.column, w.row_mask, copies)
+        graph = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, loops, acc)
         programs = num_tasks * -(-heads // config.rows)
@@ -159,7 +160,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         edge_dim = 0 if transposed else edge_dim
         blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
         rest = (num_merges, w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
-        merge = Launch(attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges,), rest)
+        merge = Launch(attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges, w.row_index), rest)
     return Plan(main, merge)
 
 

@@ -61,7 +61,7 @@ def loop_slopes(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_bwd_window_kernel(
-    first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
     own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_tasks,
     num_rows, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr,
@@ -72,7 +72,7 @@ def attention_bwd_window_kernel(
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
     mask = live & mask_dim
     offs_row = rows.to(tl.int64)
@@ -100,13 +100,14 @@ def attention_bwd_window_kernel(
         if key_scale_ptr is not None and not TRANSPOSED:
             ds_loop *= own_scale
         own_other = load_own(
-            other_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-        )
+            other_ptr, row_index_ptr, window, head, num_rows, with_loop, OTHER_STRIDE, HEADS, DIM, GROUP,
+            BLOCK_DIM,
+        )  # fmt: skip
         first = flat(ds_loop, GROUP) * own_other.to(ACC)
         if TRANSPOSED:
             own_other = load_own(
-                other_value_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP,
-                BLOCK_DIM,
+                other_value_ptr, row_index_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS,
+                DIM, GROUP, BLOCK_DIM,
             )  # fmt: skip
             second = flat(p_loop, GROUP) * own_other.to(ACC)
     own, own_value = resident(own, GROUP, WARPS, ACC), resident(own_value, GROUP, WARPS, ACC)
@@ -117,7 +118,7 @@ def attention_bwd_window_kernel(
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
         other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -154,13 +155,15 @@ def attention_bwd_window_kernel(
         if TRANSPOSED:
             second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)
     first *= SCALE
-    rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, inner, heads, offs_dim, mask_own = flat_tile(
+        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
+    )
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
             PARTS: tl.constexpr = 2 if TRANSPOSED else 1
-            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS * PARTS * DIM
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * PARTS * DIM
             offs_slot = offs_slot[:, None] + offs_dim[None, :]
             tl.store(partial_ptr + offs_slot, first, mask=mask_own)
             if TRANSPOSED:

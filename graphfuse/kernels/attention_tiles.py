@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import dot
+from graphfuse.kernels.tiles import dot, rows_at
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -19,9 +19,10 @@ def rate_of(scale):
 # features of all heads of the group, of which it keeps its own. So a gathered row is one piece of memory, and
 # what the product wastes costs less than cutting it up would.
 @triton.jit
-def group_tile(window, head, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def group_tile(row_index_ptr, window, head, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr):
     # Rows, heads and features of a tile, to be broadcast against each other.
-    rows, heads, dim = window * 16 + tl.arange(0, 16)[:, None], head, tl.arange(0, BLOCK_DIM)[None, :]
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
+    heads, dim = head, tl.arange(0, BLOCK_DIM)[None, :]
     if GROUP > 1:
         rows, heads, dim = rows[None, :, :], head + tl.arange(0, GROUP)[:, None, None], dim[None, :, :]
     return rows, heads, dim
@@ -63,24 +64,25 @@ def flat(x, GROUP: tl.constexpr):
 
 @triton.jit
 def flat_tile(
-    window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
-):
-    # Of flat sums: the rows and heads, where the features stand in a row of all heads, and the mask of those
-    # that exist and are a row's own.
+    row_index_ptr, window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # Of flat sums: the rows, their places in the window and heads, where the features stand in a row of all
+    # heads, and the mask of those that exist and are a row's own.
     place, offs = tl.arange(0, GROUP * 16), tl.arange(0, GROUP * BLOCK_DIM)
     heads, offs_dim = head + place // 16, head * DIM + offs // BLOCK_DIM * DIM + offs % BLOCK_DIM
     own = (offs // BLOCK_DIM)[None, :] == (place // 16)[:, None]
     own = own & (offs % BLOCK_DIM < DIM)[None, :] & (heads < HEADS)[:, None]
-    return window * 16 + place % 16, heads, offs_dim, own
+    return rows_at(row_index_ptr, window * 16 + place % 16), place % 16, heads, offs_dim, own
 
 
 @triton.jit
 def load_own(
-    x_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    x_ptr, row_index_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     # The rows of a window of x as flat sums have them, 0 without a loop.
-    rows, _, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, _, _, offs_dim, own = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + offs_dim[None, :]
     return tl.load(at, mask=own & (rows < num_rows)[:, None] & with_loop, other=0.0)
 
@@ -131,16 +133,17 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
 
 @triton.jit
 def window_step(
-    column_ptr, copy_ptr, window, start, end, bits, LOOPS: tl.constexpr, GROUP: tl.constexpr,
+    column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS: tl.constexpr, GROUP: tl.constexpr,
     COLUMNS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
     # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
-    # LOOPS each node has one loop, which is no entry; those that are entries count as none.
+    # LOOPS each node has one loop, which is no entry; those that are entries count as none. With an index of
+    # the rows the masks come without them: a column's own row may then stand anywhere.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     bits = bits.to(tl.int32)
-    if LOOPS:
+    if LOOPS and row_index_ptr is None:
         loop = column - window * 16
         bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
     valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0

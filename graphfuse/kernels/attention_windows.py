@@ -29,7 +29,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, finite, load_task
+from graphfuse.kernels.tiles import dot, finite, load_task, rows_at
 
 
 @triton.jit
@@ -93,11 +93,11 @@ def one_row(
 
 @triton.jit
 def attend(
-    column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, end, head,
-    heads, q, own_key, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+    row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin,
+    end, head, heads, q, own_key, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Goes on with the softmax (top, total) and the sums acc over the entries [begin, end) of a window. FIXED:
     # `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough
@@ -116,7 +116,7 @@ def attend(
         if FIXED:
             seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -178,17 +178,17 @@ def held(total, seen, GROUP: tl.constexpr):
 # and scores are a product batched over heads.
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
-#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, column, row_mask; ptr with LOOPS,
-#             copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are the values
-#             and, multiplied with it, the keys: one row is gathered, not two
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, row_index, column, row_mask; ptr
+#             with LOOPS, copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are
+#             the values and, multiplied with it, the keys: one row is gathered, not two
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows"])
 def attention_window_kernel(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, PROBE: tl.constexpr,
@@ -197,7 +197,7 @@ def attention_window_kernel(
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
     q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
     q = resident(signed(q, SCALE), GROUP, WARPS, ACC)
@@ -231,49 +231,53 @@ def attention_window_kernel(
                 own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
             top = tl.where(with_loop, own_score.reshape(ROWS), top)
             total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-            own_v = load_own(v_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+            own_v = load_own(
+                v_ptr, row_index_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP,
+                BLOCK_DIM,
+            )  # fmt: skip
             acc = own_v.to(ACC)
             if DROPOUT > 0:
                 acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
         top, total, acc, _ = attend(
-            column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin, middle,
-            head, heads, q, own_key, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM,
-            COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+            row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
+            begin, middle, head, heads, q, own_key, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM,
+            GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
                 done = tame(top, RATE)
                 if done > 0:
                     top, total, acc, seen = attend(
-                        column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
-                        middle, end, head, heads, q, own_key, top, total, acc, True, K_STRIDE, V_STRIDE,
-                        HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+                        row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
+                        seed_ptr, window, middle, end, head, heads, q, own_key, top, total, acc, True,
+                        K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT,
+                        LOOPS, ACC,
                     )  # fmt: skip
                     done = held(total, seen, GROUP)
                 todo = 1 - done
                 middle = end
     top, total = flat(top, GROUP), flat(total, GROUP)
-    rows, heads, offs_dim, own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, inner, heads, offs_dim, own = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
     if not finite(acc):
         for place in tl.range(0, GROUP * 16):
-            here = (heads - head) * 16 + (rows - window * 16) == place
+            here = (heads - head) * 16 + inner == place
             features = tl.arange(0, GROUP * BLOCK_DIM)
             mask_one = (features // BLOCK_DIM == place // 16) & (features % BLOCK_DIM < DIM)
             if HEADS % GROUP != 0:
                 mask_one = mask_one & (head + place // 16 < HEADS)
             top_one, total_one, acc_one = one_row(
                 q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
-                num_rows, window * 16 + place % 16, place % 16, head + place // 16, with_loop, offs_dim,
-                mask_one, Q_STRIDE, K_STRIDE, V_STRIDE, HEADS, 512 // (GROUP * BLOCK_DIM), RATE, SCALE,
-                DROPOUT, LOOPS, ACC,
+                num_rows, rows_at(row_index_ptr, window * 16 + place % 16), place % 16, head + place // 16,
+                with_loop, offs_dim, mask_one, Q_STRIDE, K_STRIDE, V_STRIDE, HEADS,
+                512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             top, total = tl.where(here, top_one, top), tl.where(here, total_one, total)
             acc = tl.where(here[:, None], acc_one[None, :], acc)
     top *= RATE / LOG2_E
     if partial_ptr is not None:
         if slot >= 0:
-            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
             tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=heads < HEADS)
             tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=heads < HEADS)
             tl.store(partial_ptr + (offs_slot * DIM)[:, None] + offs_dim[None, :], acc, mask=own)

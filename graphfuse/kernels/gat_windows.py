@@ -50,18 +50,20 @@ def exponent(u, SLOPE: tl.constexpr):
 
 @triton.jit
 def sums_of_entries(
-    a_src_ptr, x_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window, num_loops, first,
-    head, own, top, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window,
+    num_loops, first, head, own, top, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # acc and tilt of the window kernel, entry by entry, so that each row sees its own neighbours alone. own
     # and top [GROUP * 16] are the receivers' numbers and the maxima, which are known by now.
-    rows, heads, offs_dim, mask = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, inner, heads, offs_dim, mask = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     if LOOPS:
-        own_x = load_own(x_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        own_x = load_own(
+            x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+        )
         u = own + load_numbers(a_src_ptr, rows, heads, (rows < num_loops) & (heads < HEADS), HEADS).to(ACC)
         p = tl.where(first & (rows < num_loops), tl.exp2(exponent(u, SLOPE) - shift_of(top)), 0.0)
         if DROPOUT > 0:
@@ -72,7 +74,7 @@ def sums_of_entries(
     for entry in tl.range(begin, end):
         column = tl.load(column_ptr + entry)
         bits = tl.load(row_mask_ptr + entry).to(tl.int32)
-        live = ((bits >> (rows - window * 16)) & 1) != 0
+        live = ((bits >> inner) & 1) != 0
         if LOOPS:
             live = live & (column != rows)
         u = own + load_numbers(a_src_ptr, column, heads, heads < HEADS, HEADS).to(ACC)
@@ -94,8 +96,8 @@ def sums_of_entries(
 # GROUP heads of 16 rows, tensor cores: a gathered row of x is read for all heads of the group at once.
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of x stay in L2
-#   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM]; tasks, column,
-#             row_mask; ptr with LOOPS, copies and seed with DROPOUT
+#   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM]; tasks, row_index,
+#             column, row_mask; ptr with LOOPS, copies and seed with DROPOUT
 #   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and
 #             sum, (0, 0) where no edge; slices of a cut window write theirs to their slot
 #   on chip   top, total, high ACC [GROUP, 16]: maximum and sums of all weights and of those of u > 0; acc and
@@ -103,15 +105,15 @@ def sums_of_entries(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
 def gat_window_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_tasks, num_rows, num_loops,
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
+    row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_tasks, num_rows, num_loops,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, _ = group_tile(window, head, GROUP, BLOCK_DIM)
+    rows, heads, _ = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
     own = load_numbers(a_dst_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS)
     ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
@@ -130,7 +132,10 @@ def gat_window_kernel(
         top = tl.where(with_loop, exponent(loop_u, SLOPE), float("-inf")).reshape(ROWS)
         total = tl.where(with_loop, 1.0 + loop_u * 0, 0.0).reshape(ROWS)  # NaN if the score is no number
         high = tl.where(with_loop & (loop_u > 0), 1.0, 0.0).reshape(ROWS)
-        acc = load_own(x_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM).to(ACC)
+        own_x = load_own(
+            x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+        )
+        acc = own_x.to(ACC)
         if DROPOUT > 0:
             acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
         tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
@@ -142,7 +147,7 @@ def gat_window_kernel(
         next_other = of_nodes(a_src_ptr, ahead, heads, HEADS, GROUP)
         ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         u = own.to(ACC) + as_scores(other, GROUP, ACC)
         bits, other = next_bits, next_other
@@ -166,18 +171,21 @@ def gat_window_kernel(
         top = higher
     top, total, high = flat(top, GROUP), flat(total, GROUP), flat(high, GROUP)
     own = own.to(ACC).reshape(GROUP * 16)
-    rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, inner, heads, offs_dim, mask_own = flat_tile(
+        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
+    )
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
     if not finite(acc):
         acc, tilt = sums_of_entries(
-            a_src_ptr, x_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window, num_loops,
-            first, head, own, top, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
+            a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window,
+            num_loops, first, head, own, top, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SLOPE, DROPOUT, LOOPS,
+            ACC,
         )  # fmt: skip
     top /= LOG2_E
     if partial_ptr is not None:
         if slot >= 0:
             PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
             tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=heads < HEADS)
             tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=heads < HEADS)
             at = partial_ptr + (offs_slot * PARTS * DIM)[:, None] + offs_dim[None, :]
@@ -220,7 +228,7 @@ def loop_slopes(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
 def gat_bwd_window_kernel(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
     a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, num_loops,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -228,7 +236,7 @@ def gat_bwd_window_kernel(
 ):  # fmt: skip
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(window, head, GROUP, BLOCK_DIM)
+    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
     mask = (rows < num_rows) & (dim < DIM) & mask_head
     offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
@@ -248,7 +256,7 @@ def gat_bwd_window_kernel(
         )  # fmt: skip
         d_own = loop_du.reshape(ROWS)
         own_grad = load_own(
-            grad_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+            grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
         dx = flat(loop_p, GROUP) * own_grad.to(ACC)
     x = resident(x, GROUP, WARPS, ACC)
@@ -256,7 +264,7 @@ def gat_bwd_window_kernel(
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -276,12 +284,14 @@ def gat_bwd_window_kernel(
         d_own += tl.sum(du, -1)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
     d_own = flat(d_own, GROUP)
-    rows, heads, offs_dim, mask_own = flat_tile(window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    rows, inner, heads, offs_dim, mask_own = flat_tile(
+        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
+    )
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            offs_slot = (slot.to(tl.int64) * 16 + (rows - window * 16)) * HEADS * (DIM + 1)
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * (DIM + 1)
             tl.store(partial_ptr + offs_slot[:, None] + offs_dim[None, :], dx, mask=mask_own)
             tl.store(partial_ptr + offs_slot + HEADS * DIM + heads, d_own, mask=heads < HEADS)
     if whole:

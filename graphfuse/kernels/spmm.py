@@ -12,21 +12,21 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, window_sum
+from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
 #   grid      (num_tasks * blocks,): one program = one task (a window or a slice of one) x BLOCK_DIM features;
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
-#   reads     x [num_cols, DIM], rows x_stride apart; tasks, column, row_mask; the optional operands
+#   reads     x [num_cols, DIM], rows x_stride apart; tasks, row_index, column, row_mask; optional operands
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
 def _spmm_window_kernel(
-    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, column_ptr, row_mask_ptr, loop_weight_ptr,
-    row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
+    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+    loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, x_stride, weight_stride_out, weight_stride_in,
     DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
@@ -35,9 +35,9 @@ def _spmm_window_kernel(
     window, begin, end, slot = load_task(tasks_ptr, pid % num_tasks)
     offs_dim = (pid // num_tasks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
-    rows = window * 16 + tl.arange(0, 16)
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
-        x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, window * 16, begin, end, offs_dim, mask_dim,
+        x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, rows, begin, end, offs_dim, mask_dim,
         BLOCK_DIM, COLUMNS, STAGES, loop_weight_ptr is not None, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
@@ -106,11 +106,12 @@ def _spmm_row_kernel(
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
 #   grid      (num_merges * blocks,)
-#   reads     partial ACC [num_slots, HEIGHT, DIM]
+#   reads     partial ACC [num_slots, HEIGHT, DIM]; merges, row_index of windows
 @triton.jit(do_not_specialize=["num_merges", "num_rows", "num_loops"])
 def _spmm_merge_kernel(
-    x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr,
-    weight_ptr, bias_ptr, num_merges, num_rows, num_loops, x_stride, weight_stride_out, weight_stride_in,
+    x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
+    col_scale_ptr, weight_ptr, bias_ptr, num_merges, num_rows, num_loops, x_stride, weight_stride_out,
+    weight_stride_in,
     DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
     HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -125,8 +126,8 @@ def _spmm_merge_kernel(
         acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
     finish_tile(
         acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, window * HEIGHT + inner, num_rows, num_loops,
-        offs_dim, mask_dim, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, HEIGHT, RELU, ACC,
+        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * HEIGHT + inner),
+        num_rows, num_loops, offs_dim, mask_dim, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, HEIGHT, RELU, ACC,
     )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def _plan(
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
-        programs, structure = num_tasks, (w.tasks, w.column, w.row_mask)
+        programs, structure = num_tasks, (w.tasks, w.row_index, w.column, w.row_mask)
         counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
         rest = (*counts, *strides, *shape, config.step, config.stages, *epilogue)
         main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest)
@@ -171,7 +172,8 @@ def _plan(
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
         rest = (num_merges, w.num_rows, num_loops, *strides, *shape, w.height, *epilogue)
-        merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, (w.merges,), rest)
+        cut = (w.merges, w.row_index)
+        merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, cut, rest)
     return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 

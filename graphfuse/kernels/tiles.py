@@ -18,6 +18,15 @@ def load_task(tasks_ptr, task):
 
 
 @triton.jit
+def rows_at(row_index_ptr, place):
+    # The rows at places of the windows, of which each has 16: num_rows or more beyond the last. Without an
+    # index the rows are the places.
+    if row_index_ptr is not None:
+        place = tl.load(row_index_ptr + place)
+    return place
+
+
+@triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
     # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first
     # edge, end, slot or -1, and whether this is a long row, whose slices were listed as tasks.
@@ -105,12 +114,12 @@ def _top_bits(x):
 
 @triton.jit
 def window_sum(
-    x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, first_row, begin, end, offs_dim, mask_dim,
+    x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, rows, begin, end, offs_dim, mask_dim,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    # Sum over the entries [begin, end) of one window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS
-    # entries (bits) times the gathered rows of x.
+    # Sum over the entries [begin, end) of the window that holds `rows`: float[16, BLOCK_DIM]. A tile of 16
+    # rows x COLUMNS entries (bits) times the gathered rows of x.
     row = tl.arange(0, 16)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -127,7 +136,7 @@ def window_sum(
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
         valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
         if WITHOUT_LOOPS:
-            valid = valid & (column[None, :] != first_row + row[:, None])
+            valid = valid & (column[None, :] != rows[:, None])
         acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
@@ -141,7 +150,7 @@ def window_sum(
                 x = x * tl.load(col_scale_ptr + column).to(ACC)
             valid = ((bits >> row) & 1) != 0
             if WITHOUT_LOOPS:
-                valid = valid & (column != first_row + row)
+                valid = valid & (column != rows)
             term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
             acc += tl.where(valid[:, None], term, 0.0)
     return acc

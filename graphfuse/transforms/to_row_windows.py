@@ -8,6 +8,7 @@ from torch_geometric.transforms import BaseTransform
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import remember
+from graphfuse.formats.reorder import check_method
 
 
 @functional_transform("to_row_windows")
@@ -25,17 +26,24 @@ class ToRowWindows(BaseTransform):
     Args:
         edge_order: Whether to also build, now instead of on first use, what layers with edge weights need
             to find the caller's edges.
+        reorder: Which rows share a window: ``"natural"``, consecutive ones; ``"auto"``, those that make the
+            graph cheaper to read, where that saves 2 %; or another way of
+            :meth:`graphfuse.RowWindows.from_edge_index`. Nodes keep their numbers.
+
+    Raises:
+        ValueError: ``reorder`` is no such way.
     """
 
-    def __init__(self, edge_order: bool = False) -> None:
-        self.edge_order = edge_order
+    def __init__(self, edge_order: bool = False, reorder: str = "natural") -> None:
+        check_method(reorder, "reorder")
+        self.edge_order, self.reorder = edge_order, reorder
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         """Attaches the records; tensors of ``data`` are left alone."""
         for store in data.edge_stores:
             if "edge_index" not in store or store.edge_index is None:
                 continue
-            windows = RowWindows.from_edge_index(store.edge_index, store.size())
+            windows = RowWindows.from_edge_index(store.edge_index, store.size(), self.reorder)
             if self.edge_order:
                 # both, as the width and dtype of a layer decide which one it walks
                 _ = windows.packed_window_edges, windows.packed_row_edges, windows.packed_rows
@@ -44,4 +52,4 @@ class ToRowWindows(BaseTransform):
         return data
 
     def __repr__(self) -> str:
-        return f"{self.__class__.__name__}(edge_order={self.edge_order})"
+        return f"{self.__class__.__name__}(edge_order={self.edge_order}, reorder={self.reorder!r})"

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from benchmarks import ablation, additive, attention, bench, compiled, flex, graphs, run, spmm, timing
 from benchmarks.bench import Problem
-from graphfuse import ops, reference
+from graphfuse import reference
 from graphfuse.formats import build
-from graphfuse.formats.walk import to_edge_index
 from graphfuse.kernels import launch
 
 pytestmark = [
@@ -54,14 +53,14 @@ def test_every_variant_is_right_and_undoes_one_decision(kind: str, mode: str, hu
     made = bench.REGISTRY["ablation"]
     shape = (2, 16) if kind == "sparse_attention" else (1, 32)
     rows = {row.provider: row for row in made.rows(CASE | {"kind": kind, "shape": shape, "mode": mode})}
-    assert list(rows) == ["graphfuse", "not cut", "not sorted", "other walk", "clustered ids"]
+    assert list(rows) == ["graphfuse", "not cut", "not sorted", "other walk", "reordered"]
     assert {(row.status, row.path) for row in rows.values()} == {("ok", "fused")}, rows
     found = {name: row.extra for name, row in rows.items()}
     walk, other = ("windows", "rows") if kind == "sparse_attention" else ("rows", "windows")
     assert {name: of["walk"] for name, of in found.items() if of["walk"] != walk} == {"other walk": other}
     assert {name for name, of in found.items() if of["slices"] == 0} == {"not cut"}
-    entries = {of["entries"] for name, of in found.items() if name != "clustered ids"}
-    assert entries == {found["clustered ids"]["entries_before"]} == {hub.windows.num_entries}
+    entries = {of["entries"] for name, of in found.items() if name != "reordered"}
+    assert entries == {found["reordered"]["entries_before"]} == {hub.windows.num_entries}
     assert not {"peers", "recorded_gather_ms"} & found["graphfuse"].keys()
 
 
@@ -94,20 +93,6 @@ def test_a_variant_lasts_as_long_as_its_call() -> None:
     ablation.VARIANTS["other walk"].around(bench.Prepared(call, call)).call()  # type: ignore[arg-type]
     call()
     assert seen == [[False, False], [True, True], [False, False]]
-
-
-def test_clustered_ids_are_checked_as_given(hub: graphs.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = torch.arange(95, -1, -1, device=bench.device())
-    monkeypatch.setattr(ablation.reorder, "cluster", lambda *given: order)
-    monkeypatch.setattr(ops, "spmm", lambda windows, x: reference.spmm(to_edge_index(windows.walk()), x))
-    ablation._clustered.cache_clear()
-    made = bench.REGISTRY["ablation"]
-    problem = made.problem(**CASE, kind="spmm", shape=(1, 8))
-    prepared = made.providers["clustered ids"](problem.inputs)
-    assert not problem.check(prepared.results()).wrong
-    (moved,) = prepared.call()  # type: ignore[misc]
-    assert problem.check([moved]).wrong and not problem.check([moved.flip(0)]).wrong
-    ablation._clustered.cache_clear()
 
 
 @pytest.mark.parametrize("mode", ["fwd", "fwd+bwd"])

@@ -30,12 +30,13 @@ HOSTILE = (0, 1, -1, 2, 3, 8, 15, 16, 33, 255, 2**15, 2**16, 2**31 - 1, -(2**31)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """With repeated edges, of two sets of nodes, and with windows and rows that are cut."""
+    """With repeated edges, of two sets of nodes, with windows and rows that are cut, and two in an order."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_MIN_SLICE", 32)
-        for graph in ("repeated", "bipartite", "hub", "one_edge"):
-            windows = RowWindows.from_edge_index(*GRAPHS[graph]())
+        natural = [(graph, "natural") for graph in ("repeated", "bipartite", "hub", "one_edge")]
+        for graph, method in (*natural, ("repeated", "bisection"), ("bipartite", "degree")):
+            windows = RowWindows.from_edge_index(*GRAPHS[graph](), reorder=method)
             _ = windows.packed_rows, windows.packed_window_edges, windows.packed_row_edges
             path = tmp_path_factory.mktemp("files") / graph
             save_windows(path, windows)
@@ -104,7 +105,8 @@ def swap_sections(content: Content, rng: random.Random) -> None:
     """What the header says of two sections, all of them or their begin."""
     name = rng.choice(sorted(PARTS))
     header = content[0][name][packing._SCALARS :]
-    one, other = (2 * place for place in rng.sample(range(PARTS[name][1]), 2))
+    sections = len(packing.unpack(content[0][name]).sections)
+    one, other = (2 * place for place in rng.sample(range(sections), 2))
     width = rng.choice((1, 2))
     kept = header[one : one + width].clone()
     header[one : one + width] = header[other : other + width]
@@ -183,6 +185,16 @@ def views(record: RowWindows) -> list[Tensor]:
     return found
 
 
+def rebuilt(loaded: RowWindows, edges: Tensor, size: tuple[int, int]) -> RowWindows:
+    """What a build makes of ``edges``, with the rows in the order of ``loaded``, which may be any."""
+    forward = loaded.transpose() if loaded.transposed else loaded
+    walks = forward.walk(), forward.transpose().walk()
+    orders = [torch.arange(w.num_rows) if w.row_index is None else w.row_index[: w.num_rows] for w in walks]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphfuse.formats.reorder.cluster", lambda *graph: orders.pop(0).long())
+        return RowWindows.from_edge_index(edges, size, "degree")
+
+
 def outcome(path: Path) -> str:
     """``refused`` or ``loaded``; anything else that happens fails the test."""
     try:
@@ -192,7 +204,7 @@ def outcome(path: Path) -> str:
         return "refused"
     num_dst, num_src = (loaded.transpose() if loaded.transposed else loaded).shape
     edges = loaded.edge_index().flip(0) if loaded.transposed else loaded.edge_index()
-    built = RowWindows.from_edge_index(edges, (num_src, num_dst))
+    built = rebuilt(loaded, edges, (num_src, num_dst))
     for ours, theirs in zip(views(loaded), views(built), strict=True):
         assert torch.equal(ours, theirs)
     loaded.validate()
@@ -207,7 +219,7 @@ def test_mutated_files_are_refused_or_right(
     rng, path = random.Random(part), tmp_path / "graph.safetensors"
     found: Counter[tuple[str, str]] = Counter()
     for count in range(250):
-        raw = files[count % 4]
+        raw = files[count % len(files)]
         kind: Callable[..., bytes | None] = rng.choice((*RAW, *HELD, *HELD))
         path.write_bytes(raw)
         if kind in RAW:
@@ -222,15 +234,15 @@ def test_mutated_files_are_refused_or_right(
     assert found["number", "refused"] > 10 and found["order", "loaded"] > 0
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(("name", "file"), [*((name, 0) for name in PARTS), ("windows", 4)])
 def test_every_number_that_a_kernel_reads_counts(
-    name: str, files: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, file: int, files: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # each number of each section once: only what lies between sections may change unnoticed
     monkeypatch.setattr(build, "_MIN_SLICE", 32)
     path = tmp_path / "graph.safetensors"
-    path.write_bytes(files[0])
-    metadata, tensors = metadata_of(path), load(files[0])
+    path.write_bytes(files[file])
+    metadata, tensors = metadata_of(path), load(files[file])
     sections = packing.unpack(tensors[name]).sections
     used = {place for section in sections for place in range(section.numel()) if section.numel()}
     assert used
@@ -278,13 +290,25 @@ def test_foreign_files_run_nothing(tmp_path: Path) -> None:
     assert bomb.path.exists()  # it would have gone off
 
 
-@pytest.mark.parametrize("schema", ["0", "2", "1.0", "", "99999999999999999999"])
+@pytest.mark.parametrize("schema", ["0", "3", "1.0", "", "99999999999999999999"])
 def test_other_schemas_are_named(schema: str, files: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "graph.safetensors"
     path.write_bytes(files[0])
     content = load(files[0]), metadata_of(path) | {"schema": schema}
     write(path, content)
-    with pytest.raises(ValueError, match=rf"wanted schema 1 \(got {schema}\); write it again"):
+    with pytest.raises(ValueError, match=rf"wanted schema 1 or 2 \(got {schema}\); write it again"):
+        load_windows(path)
+
+
+@pytest.mark.parametrize(("file", "schema"), [(0, "2"), (4, "1")])
+def test_a_schema_says_whether_there_is_an_order(
+    file: int, schema: str, files: list[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "graph.safetensors"
+    path.write_bytes(files[file])
+    write(path, (load(files[file]), metadata_of(path) | {"schema": schema}))
+    other = 3 - int(schema)
+    with pytest.raises(ValueError, match=rf"windows of the header \[{schema}, 1, .*\(got \[{other}, 1, "):
         load_windows(path)
 
 

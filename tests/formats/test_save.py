@@ -152,7 +152,7 @@ def test_a_file_is_whole_or_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatc
         (b"x" * 5000, "wanted a complete safetensors file"),
         (pickle.dumps({"windows": [1, 2]}), "wanted a complete safetensors file"),
         ("other", r"wanted a file of the format graphfuse.row_windows \(got None\)"),
-        ("future", r"wanted schema 1 \(got 2\); write it again with `graphfuse prepare`"),
+        ("future", r"wanted schema 1 or 2 \(got 3\); write it again with `graphfuse prepare`"),
         ("foreign tensor", "wanted the tensors windows and perhaps"),
         ("dtype", r"wanted rows int32\[64 or more\] \(got torch.int64"),
         ("edges", r"wanted the edges that the windows were built from \(got others\)"),
@@ -166,7 +166,7 @@ def test_what_is_refused(content: bytes | str, message: str, path: Path) -> None
     if content == "other":
         metadata = {}
     elif content == "future":
-        metadata["schema"] = "2"
+        metadata["schema"] = "3"
     elif content == "foreign tensor":
         tensors["extra"] = torch.ones(3)
     elif content == "dtype":

@@ -267,6 +267,20 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
+def reordered() -> Iterator[Case]:
+    """Window kernels, and those that add slices, of windows whose rows stand in an order of their own."""
+    given = (
+        *(case for case in aggregation("fp16", 64, None) if "[fp16-64-None-NORMAL" in case.name),
+        *(case for case in aggregation("fp32", 64, 64) if case.name.endswith("-windows]")),
+        *(case for case in sparse_attention("fp16", 1, 64) if case.constants["DROPOUT"] == 0),
+        *additive_attention("fp16", 1, 64),
+    )
+    for case in given:
+        if "row_index_ptr" in case.kernel.arg_names:
+            name = case.name.replace("[", "[reordered-", 1)
+            yield case._replace(name=name, operands=case.operands | {"row_index_ptr": "*i32"})
+
+
 def cases() -> Iterator[Case]:
     """Every kernel at its smallest and largest launch row; bfloat16 compiles to the code of float16."""
     yield from building()
@@ -302,6 +316,7 @@ def cases() -> Iterator[Case]:
             yield from normalised(dtype, dim)
         for heads, dim in ((1, 7), (8, 8), (16, 256)):
             yield from terms_of_nodes(dtype, heads, dim)
+    yield from reordered()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,17 @@ from torch import Tensor
 from graphfuse import RowWindows
 from graphfuse.formats import load_windows, save_windows
 from graphfuse.formats import packed as packing
+from graphfuse.formats.reorder import METHODS
 from graphfuse.formats.walk import copies, to_edge_index
 from tests.properties import Graph, examples, graphs, on, permutation, seeds
 
 PARTS = ("packed_windows", "packed_rows", "packed_window_edges", "packed_row_edges")
 some_graphs = graphs(nodes=40, edges=120)
+orders = st.sampled_from(METHODS)
 
 
-def windows_of(graph: Graph) -> RowWindows:
-    return RowWindows.from_edge_index(graph.edge_index, graph.size)
+def windows_of(graph: Graph, method: str = "natural") -> RowWindows:
+    return RowWindows.from_edge_index(graph.edge_index, graph.size, method)
 
 
 def complete(graph: Graph) -> RowWindows:
@@ -34,10 +36,10 @@ def complete(graph: Graph) -> RowWindows:
 
 
 @examples(60)
-@given(graph=some_graphs, slices=st.booleans())
-def test_both_walks_are_the_matrix(graph: Graph, slices: bool) -> None:
+@given(graph=some_graphs, slices=st.booleans(), method=orders)
+def test_both_walks_are_the_matrix(graph: Graph, slices: bool, method: str) -> None:
     with on("kernels", slices):
-        windows = windows_of(graph).validate()
+        windows = windows_of(graph, method).validate()
         wanted = graph.dense()
         for view, dense in ((windows, wanted), (windows.transpose(), wanted.t())):
             num_dst, num_src = dense.shape
@@ -58,9 +60,9 @@ def test_both_walks_are_the_matrix(graph: Graph, slices: bool) -> None:
 
 
 @examples(60)
-@given(graph=some_graphs)
-def test_edge_orders_lead_to_the_callers_edges(graph: Graph) -> None:
-    windows, number = windows_of(graph), torch.arange(graph.num_edges)
+@given(graph=some_graphs, method=orders)
+def test_edge_orders_lead_to_the_callers_edges(graph: Graph, method: str) -> None:
+    windows, number = windows_of(graph, method), torch.arange(graph.num_edges)
     seen: dict[tuple[int, ...], int] = defaultdict(int)
     copy_of = torch.zeros(graph.num_edges, dtype=torch.int64)
     for place, edge in enumerate(map(tuple, graph.edge_index.t().tolist())):
@@ -84,13 +86,14 @@ def test_edge_orders_lead_to_the_callers_edges(graph: Graph) -> None:
 
 
 @examples(60)
-@given(graph=some_graphs, seed=seeds)
-def test_the_structure_forgets_the_order_of_edges(graph: Graph, seed: int) -> None:
-    windows = windows_of(graph)
-    other = windows_of(graph.in_order(permutation(graph.num_edges, seed)))
+@given(graph=some_graphs, seed=seeds, method=orders)
+def test_the_structure_forgets_the_order_of_edges(graph: Graph, seed: int, method: str) -> None:
+    windows = windows_of(graph, method)
+    other = windows_of(graph.in_order(permutation(graph.num_edges, seed)), method)
     for part in ("packed_windows", "packed_rows"):
         assert torch.equal(getattr(windows, part), getattr(other, part))
-    flipped = RowWindows.from_edge_index(graph.edge_index.flip(0), (graph.num_dst, graph.num_src))
+    size = (graph.num_dst, graph.num_src)
+    flipped = RowWindows.from_edge_index(graph.edge_index.flip(0), size, method)
     for ours, theirs in ((windows.transpose(), flipped), (windows, flipped.transpose())):
         for one, two in ((ours.walk(), theirs.walk()), (ours.row_walk(), theirs.row_walk())):
             assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True) if isinstance(a, Tensor))

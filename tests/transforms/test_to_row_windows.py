@@ -39,9 +39,9 @@ def test_attaches_a_record_and_leaves_the_input_alone() -> None:
 
 
 def test_repr_shows_all_arguments() -> None:
-    assert repr(ToRowWindows()) == "ToRowWindows(edge_order=False)"
-    composed = T.Compose([T.ToUndirected(), ToRowWindows(edge_order=True)])
-    assert "ToRowWindows(edge_order=True)" in repr(composed)
+    assert repr(ToRowWindows()) == "ToRowWindows(edge_order=False, reorder='natural')"
+    composed = T.Compose([T.ToUndirected(), ToRowWindows(edge_order=True, reorder="auto")])
+    assert "ToRowWindows(edge_order=True, reorder='auto')" in repr(composed)
     assert composed(data()).row_windows.symmetric
 
 
