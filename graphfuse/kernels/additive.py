@@ -79,8 +79,8 @@ class Shape(NamedTuple):
 class Operands(NamedTuple):
     """Tensors that forward takes; heads of a row and all but rows are contiguous."""
 
-    own: Tensor  # GAT: a_dst [num_dst, heads]; GATv2: x_dst [num_dst, heads, dim]
-    other: Tensor  # GAT: a_src [num_src, heads]; GATv2: att [heads, dim]
+    own: Tensor  # GAT: a_dst [num_dst, heads], dtype of other; GATv2: x_dst [num_dst, heads, dim]
+    other: Tensor  # GAT: a_src [num_src, heads]; GATv2: att [heads, dim]; its dtype is that of the result
     x: Tensor  # [num_src, heads, dim]
     edge: Tensor | None  # [num_edges, heads], of GATv2 [num_edges, heads, dim]
     loop_edge: Tensor | None  # as edge, of the loops
@@ -151,13 +151,14 @@ def additive_fwd(
             return additive_fwd(structure, given, shape, tilted)
     w = structure.walk
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    out = x.new_empty((w.num_rows, shape.heads, shape.dim))
+    out = other.new_empty((w.num_rows, shape.heads, shape.dim))
     softmax = x.new_empty((w.num_rows, shape.heads, 2), dtype=acc)
-    tilt = x.new_empty(out.shape if tilted else 0)
+    tilt = other.new_empty(out.shape if tilted else 0)
     if out.numel() == 0:
         return out, softmax, tilt
     strides = (x.stride(0), own.stride(0))
-    key = ("additive_fwd", shape, strides, structure.copies is None, tilted, edge is None, loop_edge is None)
+    missing = structure.copies is None, edge is None, loop_edge is None
+    key = ("additive_fwd", shape, strides, other.dtype, tilted, *missing)
     plan = w.plans.get(key)
     if plan is None:
         plan = w.plans[key] = _plan(structure, shape, strides, tilted)

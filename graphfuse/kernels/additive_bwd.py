@@ -54,7 +54,7 @@ def _additive_delta_kernel(
     place = row * HEADS + heads
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
-    if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
+    if grad_ptr.dtype.element_ty.primitive_bitwidth > 16:
         norm = inverse(total)
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
@@ -85,8 +85,8 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     stats = saved.softmax.new_empty((*saved.softmax.shape[:2], 4))
-    d_a_dst = grad.new_empty(0 if tilt is None else saved.softmax.shape[:2])
-    key = ("additive_delta", shape, grad.stride(0), tilt is None)
+    d_a_dst = given.own.new_empty(0 if tilt is None else saved.softmax.shape[:2])
+    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
     if key not in w.plans:
         config = row_config(w, shape, backward=True)
         rest: tuple[Any, ...] = (
@@ -117,7 +117,7 @@ def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
-    return x.new_empty(0 if tensor is None or not wanted else tensor.shape)
+    return x.new_empty(0) if tensor is None or not wanted else tensor.new_empty(tensor.shape)
 
 
 def additive_bwd(
@@ -174,10 +174,11 @@ def _gat_bwd(
     if dx.numel() == 0:
         return d_a_src
     wanted = tuple(value is None for value in of_edges)
-    key = ("gat_bwd", shape, x.stride(0), grad.stride(0), structure.copies is None, edge is None, wanted)
+    strides = (x.stride(0), grad.stride(0))
+    key = ("gat_bwd", shape, strides, a_src.dtype, structure.copies is None, edge is None, wanted)
     plan = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _gat_bwd_plan(structure, shape, (x.stride(0), grad.stride(0)))
+        plan = w.plans[key] = _gat_bwd_plan(structure, shape, strides)
     partial = None
     if plan.merge is not None:
         partial = stats.new_empty((w.num_slots * w.height, shape.heads * (shape.dim + 1)))
@@ -229,7 +230,7 @@ def _gatv2_bwd(
     # fills dx and of_edges, and returns the gradients of x_dst and att
     x_dst, att, x, edge, loop_edge, seed = given
     d_dst = x_dst.new_empty(x_dst.shape)
-    d_att = torch.empty_like(d_dst)  # of each receiver
+    d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
     strides = (x.stride(0), x_dst.stride(0), grad.stride(0))
     for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
@@ -237,7 +238,8 @@ def _gatv2_bwd(
         w, transposed = structure.walk, second is None
         filled = (None, None) if transposed else of_edges
         wanted = tuple(value is None for value in filled)
-        key = ("gatv2_bwd", shape, strides, structure.copies is None, edge is None, wanted, transposed)
+        missing = structure.copies is None, edge is None, wanted
+        key = ("gatv2_bwd", shape, strides, att.dtype, transposed, *missing)
         plan = w.plans.get(key)
         if plan is None:
             plan = w.plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)

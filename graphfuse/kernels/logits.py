@@ -101,7 +101,7 @@ def _logits_bwd_kernel(
 def _plan(
     backward: bool,
     index: int,
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype],
     shape: tuple[int, int, int],
     stride: int,
     both: bool,
@@ -109,7 +109,7 @@ def _plan(
     # the launch, and its programs
     num_rows, heads, dim = shape
     block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
-    config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtype)
+    config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtypes[0])
     rest = (stride, heads, dim, block_heads, block_dim, config.rows, acc)
     if not backward:
         programs = -(-num_rows // config.rows)
@@ -123,19 +123,21 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
 
     Args:
         x: ``[num_rows, heads, dim]``, heads of a row contiguous; no size is 0.
-        left: ``[heads, dim]``, dtype of ``x``, contiguous.
+        left: ``[heads, dim]``, contiguous, dtype of ``x``, or float32 where that is half precision.
         right: Likewise.
 
     Returns:
-        The sums of ``x * left`` and, if there is one, ``x * right`` over features, ``[num_rows, heads]``.
+        The sums of ``x * left`` and, if there is one, ``x * right`` over features, ``[num_rows, heads]``,
+        in the dtype of ``left``.
     """
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return logits(x, left, right)
-    of_left = x.new_empty(x.shape[:2])
-    of_right = None if right is None else x.new_empty(x.shape[:2])
-    plan, _ = _plan(False, index, x.dtype, (x.size(0), x.size(1), x.size(2)), x.stride(0), right is not None)
+    of_left = left.new_empty(x.shape[:2])
+    of_right = None if right is None else left.new_empty(x.shape[:2])
+    dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
+    plan, _ = _plan(False, index, dtypes, shape, x.stride(0), right is not None)
     plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
     return of_left, of_right
 
@@ -156,9 +158,8 @@ def logits_bwd(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return logits_bwd(x, left, right, d_left, d_right)
-    plan, programs = _plan(
-        True, index, x.dtype, (x.size(0), x.size(1), x.size(2)), x.stride(0), right is not None
-    )
+    dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
+    plan, programs = _plan(True, index, dtypes, shape, x.stride(0), right is not None)
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     dx = x.new_empty(x.shape)
     partial = x.new_empty((programs, 1 if right is None else 2, *left.shape), dtype=acc)

@@ -329,7 +329,7 @@ class GATConv(MessagePassing):
             a_dst = a_src.new_zeros(num_dst, self.heads)
         edge_score = loop_score = None
         if edge_attr is not None and self.lin_edge is not None:
-            edge_score, loop_score = self._edge_scores(edge_attr, graph, x_src.dtype)
+            edge_score, loop_score = self._edge_scores(edge_attr, graph, a_src.dtype)
         given: dict[str, Any] = {
             "a_src": a_src,
             "a_dst": a_dst,
@@ -356,13 +356,12 @@ class GATConv(MessagePassing):
         x_dst = None if x_dst is None or one else mapped(x_dst, lin_dst).view(shape)
         att_src: Tensor = self.att_src
         att_dst: Tensor = self.att_dst
-        dtype = result_dtype(x_src, att_src)
-        x_src = cast(x_src, dtype)
+        dtype = result_dtype(x_src, att_src)  # of the scores; rows that autocast made half stay so
         att_src, att_dst = (cast(att, dtype).view(shape[1:]) for att in (att_src, att_dst))
         if one:
             a_src, a_both = logits(x_src, att_src, att_dst)
             return x_src, a_src, a_both
-        a_dst = None if x_dst is None else logits(cast(x_dst, dtype), att_dst)[0]
+        a_dst = None if x_dst is None else logits(x_dst, att_dst)[0]
         return x_src, logits(x_src, att_src)[0], a_dst
 
     def _edge_scores(

@@ -290,16 +290,13 @@ class GATv2Conv(MessagePassing):
         res = None if res is None else mapped(x_dst, res)
         x_l, x_r = self._project(x_src, x_dst)
         att = self.att
-        dtype = result_dtype(x_l, att)
         edge = loop_edge = None
         if edge_attr is not None:
-            edge, loop_edge = self._edges(edge_attr, graph, dtype)
-        one = x_r is x_l
-        x_l = cast(x_l, dtype)
+            edge, loop_edge = self._edges(edge_attr, graph, x_l.dtype)
         given: dict[str, Any] = {
             "x_src": x_l,
-            "x_dst": x_l if one else cast(x_r, dtype),
-            "att": cast(att, dtype).squeeze(0),
+            "x_dst": x_r,
+            "att": cast(att, result_dtype(x_l, att)).squeeze(0),  # rows that autocast made half stay so
             "windows": graph if self.flow == "source_to_target" else graph.transpose(),
             "negative_slope": self.negative_slope,
             "edge": edge,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
-from graphfuse.kernels.device import kernel_problem
+from graphfuse.kernels.device import HALF, kernel_problem
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
@@ -88,6 +88,13 @@ def strided(name: str, value: Tensor, device: torch.device | None, any_dtype: bo
         )
     if not any_dtype and value.dtype not in FLOATS:
         raise ValueError(f"`{name}` must be a float tensor (got {value.dtype})")
+
+
+def terms_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None:
+    """:func:`same_dtype`, but that float32 may stand beside half precision."""
+    if value.dtype == torch.float32 and dtype in HALF:
+        return
+    same_dtype(name, value, other, dtype)
 
 
 def same_dtype(name: str, value: Tensor, other: str, dtype: torch.dtype) -> None:

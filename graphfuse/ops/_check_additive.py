@@ -31,12 +31,13 @@ def check_gat(
         _check.heads("x", x, num_src, device)
     like, name = (a_src, "a_src") if x is None else (x, "x")
     heads = like.size(1)
-    for given, value, rows in (("a_src", a_src, num_src), ("a_dst", a_dst, num_dst)):
-        _check.matrix(given, value, rows, device, heads)
-        _check.same_dtype(given, value, name, like.dtype)
+    _check.matrix("a_src", a_src, num_src, device, heads)
+    _check.terms_dtype("a_src", a_src, name, like.dtype)
+    _check.matrix("a_dst", a_dst, num_dst, device, heads)
+    _check.same_dtype("a_dst", a_dst, "a_src", a_src.dtype)
     if edge_score is not None or loop_score is not None:
         of_edges = {"edge_score": edge_score, "loop_score": loop_score}
-        _check_edges(like, windows, self_loops, (heads,), of_edges, name)
+        _check_edges(a_src, windows, self_loops, (heads,), of_edges, "a_src")
     return _checked(like, windows, dropout, seed, name)
 
 
@@ -57,7 +58,7 @@ def check_gatv2(
     _check.heads("x_src", x_src, num_src, windows.device)
     _check.heads("x_dst", x_dst, num_dst, x_src.device, x_src, "x_src")
     _check.matrix("att", att, x_src.size(1), x_src.device, x_src.size(2))
-    _check.same_dtype("att", att, "x_src", x_src.dtype)
+    _check.terms_dtype("att", att, "x_src", x_src.dtype)
     if edge is not None or loop_edge is not None:
         of_edges = {"edge": edge, "loop_edge": loop_edge}
         _check_edges(x_src, windows, self_loops, tuple(x_src.shape[1:]), of_edges, "x_src")

@@ -52,14 +52,15 @@ def gat_attention(
     beside its output. A node without in-neighbours gets 0 and gives finite gradients.
 
     Args:
-        a_src: Numbers of the sources, dtype of ``x``, ``[num_src, heads]``.
-        a_dst: Numbers of the receivers, dtype of ``x``, ``[num_dst, heads]``.
+        a_src: Numbers of the sources, ``[num_src, heads]``, in the dtype of ``x``, or in float32 where that
+            is half precision, as under autocast.
+        a_dst: Numbers of the receivers, dtype of ``a_src``, ``[num_dst, heads]``.
         x: Values, ``float16 | bfloat16 | float32[num_src, heads, head_dim]`` (float64 on a CPU), heads of a
             row contiguous, rows may be strided; ``head_dim`` at most 256.
         windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
         negative_slope: Slope of the LeakyReLU below 0.
-        edge_score: Numbers :math:`b` of the edges, dtype of ``x``, ``[num_edges, heads]``, in the order of
-            the edge list that the windows were built from.
+        edge_score: Numbers :math:`b` of the edges, dtype of ``a_src``, ``[num_edges, heads]``, in the order
+            of the edge list that the windows were built from.
         dropout: Probability that a weight is dropped after the softmax; the others grow by 1 / (1 - dropout).
         seed: ``int64[1]`` on the device of ``x``; which weights are dropped is a function of it and of
             (receiver, source, copy of the edge, head). ``None`` draws one with ``torch.randint``.
@@ -69,7 +70,7 @@ def gat_attention(
             and ``self_loops``.
 
     Returns:
-        ``[num_dst, heads, head_dim]`` in the dtype of ``x``; sums are kept in float32.
+        ``[num_dst, heads, head_dim]`` in the dtype of ``a_src``; sums are kept in float32.
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
@@ -114,7 +115,8 @@ def gatv2_attention(
         x_src: :math:`x`, ``float16 | bfloat16 | float32[num_src, heads, head_dim]`` (float64 on a CPU), heads
             of a row contiguous, rows may be strided; ``head_dim`` at most 256.
         x_dst: :math:`y`, dtype of ``x_src``, ``[num_dst, heads, head_dim]``.
-        att: :math:`a`, dtype of ``x_src``, ``[heads, head_dim]``.
+        att: :math:`a`, ``[heads, head_dim]``, in the dtype of ``x_src``, or in float32 where that is half
+            precision, as under autocast.
         windows: The graph, ``windows.shape == (num_dst, num_src)``; a repeated edge counts as often.
         negative_slope: Slope of the LeakyReLU below 0.
         edge: :math:`b`, dtype of ``x_src``, ``[num_edges, heads, head_dim]``, in the order of the edge list
@@ -127,7 +129,7 @@ def gatv2_attention(
             and ``self_loops``.
 
     Returns:
-        ``[num_dst, heads, head_dim]`` in the dtype of ``x_src``; sums are kept in float32.
+        ``[num_dst, heads, head_dim]`` in the dtype of ``att``; sums are kept in float32.
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from the above; the message names the argument.
@@ -254,7 +256,9 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     _, kernels = _launchers()
     saved = kernels.Saved(*results)
     found: Gradients
-    found = kernels.additive_bwd(structures, contiguous_heads(grad), operands, saved, shape, with_edges)
+    # neighbours read its rows: where terms of scores are float32 and x is not, in the dtype of x
+    grad = contiguous_heads(grad.to(given.x.dtype))
+    found = kernels.additive_bwd(structures, grad, operands, saved, shape, with_edges)
     return found
 
 
@@ -275,17 +279,17 @@ def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, 
 
 def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     how, operands = _split(arguments)
-    x = Operands(*operands).x
-    shape = (graph.num_rows, x.size(1), x.size(2))
-    softmax = x.new_empty((*shape[:2], 2), dtype=torch.float32)
-    return x.new_empty(shape), softmax, x.new_empty(shape if how.tilted else 0)
+    given = Operands(*operands)
+    shape = (graph.num_rows, given.x.size(1), given.x.size(2))
+    softmax = given.x.new_empty((*shape[:2], 2), dtype=torch.float32)
+    return given.other.new_empty(shape), softmax, given.other.new_empty(shape if how.tilted else 0)
 
 
 def _fake_backward(graph: Packed, *arguments: Any) -> Gradients:
     _, (with_edges, _, *rest) = _split(arguments)
     given = Operands(*rest[:-3])
     d_edge, d_loop_edge = (
-        given.x.new_empty(0 if value is None or not with_edges else value.shape)
+        given.x.new_empty(0) if value is None or not with_edges else value.new_empty(value.shape)
         for value in (given.edge, given.loop_edge)
     )
     d_own, d_other, dx = (value.new_empty(value.shape) for value in given[:3])

@@ -22,17 +22,17 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor
 
     Args:
         x: ``float16 | bfloat16 | float32[num_rows, heads, dim]`` (float64 on a CPU).
-        left: Dtype of ``x``, ``[heads, dim]``.
+        left: ``[heads, dim]``, in the dtype of ``x``, or in float32 where that is half precision.
         right: Likewise.
 
     Returns:
-        ``[num_rows, heads]`` in the dtype of ``x``, once or twice.
+        ``[num_rows, heads]`` in the dtype of ``left``, once or twice.
     """
     vectors = (left,) if right is None else (left, right)
     if runs_directly(x, *vectors) and _fits(x):
         found: tuple[Tensor, ...] = _apply(x, *vectors)
         return found
-    if x.dtype not in HALF:
+    if left.dtype not in HALF:
         return tuple((x * vector).sum(dim=-1) for vector in vectors)
     # one product with a block-diagonal matrix: reads x once, rounds no term, and stores none for backward
     heads, channels = x.shape[1:]
@@ -77,12 +77,12 @@ class Logits(torch.autograd.Function):
         x, *vectors = ctx.saved_tensors
         if any(map(is_batched, grads)):
             terms = [grad.unsqueeze(-1) for grad in grads]
-            dx = sum(grad * vector for grad, vector in zip(terms, vectors, strict=True))
+            dx = sum((grad * vector).to(x.dtype) for grad, vector in zip(terms, vectors, strict=True))
             return dx, *((grad * x).sum(0) for grad in terms)
         more = () if len(grads) > 1 else (None,)
         given = (*vectors, *more, *(grad.contiguous() for grad in grads), *more)
         dx, partial = _launchers().logits_bwd(x, *given)
-        return dx, *partial.sum(0).to(x.dtype).unbind()
+        return dx, *partial.sum(0).to(vectors[0].dtype).unbind()
 
 
 _apply = direct_apply(Logits)

@@ -168,4 +168,4 @@ def _weights(
 
 def _sums(x: Tensor, num_dst: int, edge_index: Tensor, weight: Tensor) -> Tensor:
     messages = weight[:, :, None] * x.index_select(0, edge_index[0])
-    return x.new_zeros(num_dst, *x.shape[1:]).index_add(0, edge_index[1], messages)
+    return messages.new_zeros(num_dst, *x.shape[1:]).index_add(0, edge_index[1], messages)

@@ -152,6 +152,35 @@ def test_without_dropout_the_seed_says_nothing(kind: str, walked: str, device: t
     assert not torch.equal(op(dropout=0.5), op(dropout=0.5))
 
 
+@pytest.mark.parametrize(("graph", "dtype"), [("ragged", torch.float16), ("hub", torch.bfloat16)], ids=str)
+@WALKS
+def test_terms_of_float32(
+    kind: str,
+    graph: str,
+    dtype: torch.dtype,
+    walked: str,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside rows of half precision: results and gradients have their dtypes, errors those of half."""
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    windows, edge_index, given = draw(kind, graph, device, dtype, 2, 12, walked == "rows", loops=True)
+    rows = ("x", "x_src", "x_dst", "edge", "loop_edge") if kind == "gatv2" else ("x",)
+    terms = [name for name in given if name not in rows]
+    options = {"dropout": 0.3, "seed": torch.tensor([5], device=device), "self_loops": True}
+
+    def mixed(**given: Tensor) -> Tensor:
+        return OPS[kind][0](**given, windows=windows, **options)
+
+    def in_half(**given: Tensor) -> Tensor:
+        if given[terms[0]].dtype == torch.float32:
+            given |= {name: given[name].to(dtype) for name in terms}
+            return OPS[kind][1](edge_index, **given, **options).float()
+        return OPS[kind][1](edge_index, **given, **options)
+
+    check(mixed, in_half, given | {name: given[name].detach().float().requires_grad_() for name in terms})
+
+
 @pytest.mark.parametrize("level", [-1e4, 0.0, 1e4])
 def test_the_maximum_is_a_true_one(level: float, walked: str, device: torch.device) -> None:
     windows, edge_index, given = draw("gat", "self_loops", device, narrow(walked), 2, 8)
@@ -284,7 +313,7 @@ def test_mistakes_are_named(device: torch.device) -> None:
     a_src, a_dst, x = (tensor.detach() for tensor in given.values())
     with pytest.raises(ValueError, match=r"`a_src` must have shape \[50, 2\] \(got \[21, 2\]\)"):
         attend(a_dst, a_dst, x)
-    with pytest.raises(ValueError, match=r"`a_dst` must have the dtype of `x`"):
+    with pytest.raises(ValueError, match=r"`a_dst` must have the dtype of `a_src`"):
         attend(a_src, a_dst.half(), x)
     with pytest.raises(ValueError, match=r"`edge_score` must have shape \[130, 2\] \(got \[50, 2\]\)"):
         attend(a_src, a_dst, x, edge_score=a_src)
@@ -306,8 +335,12 @@ def test_mistakes_are_named(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("kind", OPS)
-def test_opcheck(kind: str, device: torch.device) -> None:
-    windows, _, given = draw(kind, "ragged", device, torch.float32, 2, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_opcheck(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    windows, _, given = draw(kind, "ragged", device, dtype, 2, 4)
+    for name in ("a_src", "a_dst", "att"):
+        if name in given:
+            given[name] = given[name].detach().float().requires_grad_()
     packed = (windows.packed_rows, None, False, *windows.shape)
     own, other, x = given.values()
     if kind == "gat":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.kernels import launch
+from graphfuse.kernels.device import HALF
 from graphfuse.ops import logits as module
 from graphfuse.ops.logits import logits
 
@@ -16,12 +17,20 @@ SHAPES = [(5, 1, 1), (19, 3, 7), (33, 8, 8), (9, 4, 33), (3, 1, 256)]  # nodes, 
 
 
 def draw(
-    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, count: int = 2
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    count: int = 2,
+    of_terms: torch.dtype | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """x and the vectors; gradients of the terms."""
     generator = torch.Generator(device).manual_seed(sum(shape))
     sizes = [shape, *[shape[1:]] * count, *[shape[:2]] * count]
-    drawn = [torch.randn(size, device=device, generator=generator).to(dtype) for size in sizes]
+    dtypes = [dtype] + [of_terms or dtype] * 2 * count
+    drawn = [
+        torch.randn(size, device=device, generator=generator).to(dtype)
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
     return [tensor.requires_grad_() for tensor in drawn[: 1 + count]], drawn[1 + count :]
 
 
@@ -35,28 +44,32 @@ def results(op: Any, given: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "of_terms"),
+    [(dtype, dtype) for dtype in (torch.float32, *HALF)] + [(half, torch.float32) for half in HALF],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernels_are_the_sums(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
+    of_terms: torch.dtype,
     count: int,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "MAX_ROW_SLICES", 2)  # slices of several steps
     module._launchers()._plan.cache_clear()
-    given, grads = draw(shape, dtype, device, count)
+    given, grads = draw(shape, dtype, device, count, of_terms)
     wide = [tensor.detach().double().requires_grad_() for tensor in given]
     truth = results(definition, wide, [grad.double() for grad in grads])
     sizes = [tensor.detach().double().abs().requires_grad_() for tensor in given]
     terms = results(definition, sizes, [grad.double().abs() for grad in grads])  # of sums that may cancel
     theirs, ours = results(definition, given, grads), results(logits, given, grads)
     for exact, size, their, our in zip(truth, terms, theirs, ours, strict=True):
-        limit = 2 * (their - exact).abs().max() + torch.finfo(dtype).eps * size.max()
-        assert (
-            our.dtype == dtype and our.shape == exact.shape and float((our - exact).abs().max() - limit) <= 0
-        )
+        limit = 2 * (their - exact).abs().max() + torch.finfo(our.dtype).eps * size.max()
+        assert our.dtype == their.dtype and our.shape == exact.shape
+        assert float((our - exact).abs().max() - limit) <= 0
     module._launchers()._plan.cache_clear()
 
 
