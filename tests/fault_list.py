@@ -212,8 +212,8 @@ FAULTS = (
         "half precision where float32 is due",
         "keys are rounded to float16 before the scores are summed",
         "kernels/attention_rows.py",
-        "s = tl.sum(q[None, :, :] * k, 2)",
-        "s = tl.sum(q[None, :, :] * k.to(tl.float16).to(ACC), 2)",
+        "s = sum_of_products(q[None, :, :] * k, live",
+        "s = sum_of_products(q[None, :, :] * k.to(tl.float16).to(ACC), live",
         _select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
     ),
     Fault(

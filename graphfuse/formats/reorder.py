@@ -23,6 +23,7 @@ from graphfuse.formats.build import WINDOW
 METHODS = ("auto", "natural", "degree", "polish", "bisection")
 
 _WORTH = 50  # the given order stays unless another one saves a 50th, 2 %, of its entries
+_SMALLEST = 1 << 18  # edges: with fewer a launch takes longer than what an order saves
 _ROUNDS = 12  # of exchanges in a level
 _POLISHED = 2  # levels of the polish; the higher ones would undo an order that is good already
 _UNIT = 1 << 28  # fixed point of a window's cost; a sum over 2^31 edges stays below 2^63
@@ -42,7 +43,7 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
             ``"polish"`` the given order with rows exchanged among each four windows, and ``"bisection"``
             exchanges rows between halves, quarters, ... down to windows, from the better of the first two.
             ``"auto"`` takes whichever of the last two has fewer entries if it saves 2 % of those of the given
-            order, else that order, and does not try where no order could.
+            order, else that order, and does not try where no order could or of fewer than 262,144 edges.
 
     Returns:
         ``int64[num_rows]``, a permutation: the row at each position. Position p lies in window p // 16. It
@@ -53,7 +54,7 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
     """
     check_method(method, "method")
     natural = torch.arange(num_rows, device=row.device)
-    if method == "natural":
+    if method == "natural" or (method == "auto" and row.numel() < _SMALLEST):
         return natural
     degree = _count(row, num_rows)
     by_degree = torch.sort(degree, descending=True, stable=True).indices
@@ -61,7 +62,7 @@ def cluster(row: Tensor, col: Tensor, num_rows: int, num_cols: int, method: str 
         return by_degree
     given = num_entries(row, col, num_rows, num_cols)
     enough = given - -(-given // _WORTH)  # entries that are worth another order
-    if method == "auto" and (given == 0 or _fewest(degree, _count(col, num_cols)) > enough):
+    if method == "auto" and _fewest(degree, _count(col, num_cols)) > enough:
         return natural
     key = torch.unique(row.to(torch.int64, copy=True).mul_(num_cols).add_(col))  # a copy tells nothing new
     edges = key // max(num_cols, 1), key % max(num_cols, 1)

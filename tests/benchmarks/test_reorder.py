@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import ablation, bench, graphs, timing
+from graphfuse.formats import reorder
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> graphs.Graph:
     """Pairs of nodes far apart that hear the same sources: an order saves half of the entries."""
+    monkeypatch.setattr(reorder, "_SMALLEST", 1)
     node = torch.arange(96).repeat_interleave(8)
     source = (node % 6) * 16 + torch.arange(8).repeat(96)
     made = graphs.Graph("tiny", torch.stack([source, node]).to(bench.device()), 96)

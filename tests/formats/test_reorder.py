@@ -39,6 +39,21 @@ def define_num_entries(row: Tensor, col: Tensor, permutation: Tensor) -> int:
     return entries
 
 
+@pytest.fixture(autouse=True)
+def small_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reorder, "_SMALLEST", 1)
+
+
+def test_auto_leaves_small_graphs_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, col = planted(256, 512, 16, 1).to(device)
+    row = shuffled(row.cpu(), 256).to(device)
+    natural = torch.arange(256, device=device)
+    assert not torch.equal(cluster(row, col, 256, 512), natural)
+    monkeypatch.setattr(reorder, "_SMALLEST", row.numel() + 1)
+    assert torch.equal(cluster(row, col, 256, 512), natural)
+    assert not torch.equal(cluster(row, col, 256, 512, method="bisection"), natural)
+
+
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_orders_are_permutations_that_repeat(graph: str, device: torch.device) -> None:
     (src, dst), (num_src, num_dst) = GRAPHS[graph](device)
