@@ -82,7 +82,7 @@ def gatv2_attention_weights(
     r"""What :func:`gatv2_attention` weighs each edge with, after dropout.
 
     Arguments are those of :func:`gatv2_attention`, results those of :func:`gat_attention_weights`, with
-    :math:`s_e = a^\top \mathrm{LeakyReLU}(x_j + y_i + b_e)`.
+    :math:`s_e = a^\top \mathrm{LeakyReLU}(x_j + y_i + b_e)`, in the dtype of ``att``.
 
     Raises:
         ValueError: a shape, dtype, device or rate differs from those; the message names the argument.
@@ -98,7 +98,7 @@ def gatv2_attention_weights(
     if edge is not None:
         hidden = hidden + edge.to(hidden.dtype)
     score = (F.leaky_relu(hidden, negative_slope) * att.to(hidden.dtype)).sum(2)
-    return edges.weights(score, dropout, seed, x_src.dtype)
+    return edges.weights(score, dropout, seed, att.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:

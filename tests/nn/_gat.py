@@ -352,11 +352,14 @@ def autocast_gives_pygs_dtype(cls: Any, options: dict[str, Any], device: torch.d
     for dtype in (None, torch.bfloat16):  # of the parameters
         layers = make(cls, 4, 4, device=device, dtype=dtype, **options)
         for given in (x, x.bfloat16()):
-            results = []
+            results, weights = [], []
             for layer in layers:
                 with torch.autocast(device.type, torch.bfloat16):
                     results.append(layer(given, edge_index, edge_attr))
+                    weights.append(layer(given, edge_index, edge_attr, return_attention_weights=True)[1][1])
             assert results[0].dtype == results[1].dtype and path_taken(layers[0]) == []
+            assert weights[0].dtype == weights[1].dtype
+            torch.testing.assert_close(*weights, atol=3e-2, rtol=3e-2)
             torch.testing.assert_close(*results, atol=3e-2, rtol=3e-2)
     results[0].float().sum().backward()
     assert all(one.grad.dtype == torch.bfloat16 for one in layers[0].parameters())
