@@ -59,8 +59,13 @@ def cases(
 def allocations(call: Callable[[], object]) -> tuple[int, list[int]]:
     """Bytes that the CPU's allocator has given out at most during ``call``, and those of each tensor."""
     call()  # what is prepared once
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
+    gc.collect()
+    gc.disable()  # tensors of other tests, kept by cycles, must not be freed while these are counted
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            call()
+    finally:
+        gc.enable()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return int(torch.tensor([0, *sizes]).cumsum(0).max()), [size for size in sizes if size > 0]
