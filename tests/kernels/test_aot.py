@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("target", ["sm_80/8", "sm_90/2", "sm_100/8", "gfx942/8"])
+@pytest.mark.parametrize("target", ["sm_80/16", "sm_90/4", "sm_100/16", "gfx942/16"])
 def test_every_kernel_fits(target: str) -> None:
     # in a process of its own: this one may interpret kernels
     env = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -21,7 +21,7 @@ def test_every_kernel_fits(target: str) -> None:
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) > 40
+    assert len(reports) > 20
     # The assembler may put a few bytes on the stack where that lets a multiprocessor keep more programs.
     # AGNN's wide windows spill between their two loops, not in them. Launches are chosen for NVIDIA's
     # registers: on AMD one kernel, with dropout, pays for it.
