@@ -202,9 +202,10 @@ def start_ups(trainings: Sequence[Training]) -> str:
     for one, kind, of_kind in _by_kind(trainings):
         if "setup_ms" in of_kind:
             parts = [figure(of_kind["setup_ms"].get(part)) for part in _SETUP]
+            parts.append(figure(of_kind.get("setup_mib", {}).get("windows")))
             lines.append((one.name, one.mode, KINDS[kind], *parts, one.measured, f"`{one.command}`"))
-    head = ("configuration", "steps", "layers", *_SETUP.values(), "measured", "command")
-    return table(head, lines)
+    columns = (*_SETUP.values(), "peak until then, MiB", "measured", "command")
+    return table(("configuration", "steps", "layers", *columns), lines)
 
 
 def _by_kind(trainings: Sequence[Training]) -> Iterator[tuple[Training, str, Mapping[str, Any]]]:

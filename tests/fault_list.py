@@ -248,8 +248,8 @@ FAULTS = (
         "int32 offset",
         "the window kernel of `spmm` reads x with 32 bits",
         "kernels/tiles.py",
-        "offs_x = column[:, None].to(tl.int64) * x_stride" + _SPMM_LOAD,
-        "offs_x = column[:, None] * x_stride" + _SPMM_LOAD,
+        "offs_x = column[:, None].to(tl.int64) * X_STRIDE" + _SPMM_LOAD,
+        "offs_x = column[:, None] * X_STRIDE" + _SPMM_LOAD,
         _select(_FAR, "2_31 and spmm"),
     ),
     Fault(

@@ -31,44 +31,38 @@ from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import product_of_rows, rows_and_heads
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
 # (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
 # norm 1: the rounding of an LSE does the same to all weights of a row. Of GAT also the gradient of a_dst.
-#   grid      (num_rows * groups,), groups of BLOCK_HEADS heads
+#   grid      (ceil(num_rows * HEADS / ROWS),)
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_delta_kernel(
     stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, num_rows,
-    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) % num_rows).to(tl.int64)
-    heads = (tl.program_id(0) // num_rows) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    live = heads < HEADS
-    mask = live[:, None] & (offs_dim < DIM)[None, :]
-    offs = heads[:, None] * DIM + offs_dim[None, :]
-    grad = tl.load(grad_ptr + row * GRAD_STRIDE + offs, mask=mask, other=0.0).to(ACC)
-    out = tl.load(out_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
-    place = row * HEADS + heads
+    place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
+    delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
     if grad_ptr.dtype.element_ty.primitive_bitwidth > 16:
         norm = inverse(total)
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
-        norm = tl.full((BLOCK_HEADS,), 1.0, dtype=ACC)
+        norm = tl.full((ROWS,), 1.0, dtype=ACC)
     tl.store(stats_ptr + place * 4, top, mask=live)
     tl.store(stats_ptr + place * 4 + 1, norm, mask=live)
-    tl.store(stats_ptr + place * 4 + 2, tl.sum(out * grad, 1), mask=live)
+    tl.store(stats_ptr + place * 4 + 2, delta, mask=live)
     if a_dst_ptr is not None:
         tl.store(
             stats_ptr + place * 4 + 3, tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC), mask=live
         )
     if tilt_ptr is not None:
-        tilt = tl.load(tilt_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
-        d_a_dst = (1.0 - SLOPE) * tl.sum(tilt * grad, 1)
+        tilt = product_of_rows(tilt_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
+        d_a_dst = (1.0 - SLOPE) * tilt
         tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
 
 
@@ -88,17 +82,10 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     d_a_dst = given.own.new_empty(0 if tilt is None else saved.softmax.shape[:2])
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
     if key not in w.plans:
-        config = row_config(w, shape, backward=True)
-        rest: tuple[Any, ...] = (
-            grad.size(0),
-            grad.stride(0),
-            shape.heads,
-            shape.dim,
-            config.rows,
-            config.block_dim,
-        )
-        programs = grad.size(0) * -(-shape.heads // config.rows)
-        rest = (*rest, shape.slope, accumulator(shape.dtype))
+        config = launch.whole_rows(shape.dim)
+        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
+        rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
+        programs = -(-grad.size(0) * shape.heads // config.rows)
         w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
     outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
     w.plans[key](outputs, (), aligned(grad, a_dst), grad.get_device())

@@ -31,36 +31,26 @@ from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, rows_at
+from graphfuse.kernels.tiles import load_task, product_of_rows, rows_and_heads, rows_at
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
 # precision the pair (LSE in base 2, -delta), as the rounding of an LSE does the same to all weights of a row;
 # else (maximum, 1 / sum, delta, -).
-#   grid      (num_rows * groups,), groups of BLOCK_HEADS heads
+#   grid      (ceil(num_rows * HEADS / ROWS),), as the GPU starts but 1.6 programs a nanosecond
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_delta_kernel(
     stats_ptr, out_ptr, grad_ptr, edge_sum_ptr, edge_value_ptr, softmax_ptr, num_rows,
     GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) % num_rows).to(tl.int64)
-    heads = (tl.program_id(0) // num_rows) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask = (heads < HEADS)[:, None] & (offs_dim < DIM)[None, :]
-    offs = heads[:, None] * DIM + offs_dim[None, :]
-    out = tl.load(out_ptr + row * HEADS * DIM + offs, mask=mask, other=0.0).to(ACC)
-    grad = tl.load(grad_ptr + row * GRAD_STRIDE + offs, mask=mask, other=0.0).to(ACC)
-    place, live = row * HEADS + heads, heads < HEADS
+    place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
+    delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
-    delta = tl.sum(out * grad, 1)
     if edge_sum_ptr is not None:
-        offs_edge = tl.arange(0, BLOCK_EDGE)
-        mask = live[:, None] & (offs_edge < EDGE_DIM)[None, :]
-        offs = place[:, None] * EDGE_DIM + offs_edge[None, :]
-        edge_sum = tl.load(edge_sum_ptr + offs, mask=mask, other=0.0).to(ACC)
-        delta += tl.sum(edge_sum * tl.load(edge_value_ptr + offs, mask=mask, other=0.0).to(ACC), 1)
+        offs = place * EDGE_DIM
+        delta += product_of_rows(edge_sum_ptr, edge_value_ptr, offs, offs, live, EDGE_DIM, BLOCK_EDGE, ACC)
     if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
         tl.store(stats_ptr + place * 4, top, mask=live)
         tl.store(stats_ptr + place * 4 + 1, inverse(total), mask=live)
@@ -171,10 +161,11 @@ def _stats(
     plans = structure.walk.plans
     key = ("attention_delta", shape, grad.stride(0))
     if key not in plans:
-        config = launch.attention_row(shape.heads, shape.dim, shape.dtype.itemsize, shape.edge_dim)
+        config = launch.whole_rows(max(shape.dim, shape.edge_dim))
+        blocks = launch.power_of_two(shape.dim), launch.power_of_two(shape.edge_dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, shape.edge_dim)
-        rest += (config.rows, config.block_dim, config.block_out, accumulator(shape.dtype))
-        programs = grad.size(0) * -(-shape.heads // config.rows)
+        rest += (config.rows, *blocks, accumulator(shape.dtype))
+        programs = -(-grad.size(0) * shape.heads // config.rows)
         plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
     edge_sum = None if edge_value is None else saved.edge_sum
     outputs = (stats, saved.out, grad, edge_sum, edge_value, saved.softmax)

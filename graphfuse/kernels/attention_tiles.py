@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import dot, rows_at
+from graphfuse.kernels.tiles import dot, rows_at, without_loop
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -138,14 +138,12 @@ def window_step(
 ):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
     # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
-    # LOOPS each node has one loop, which is no entry; those that are entries count as none. With an index of
-    # the rows the masks come without them: a column's own row may then stand anywhere.
+    # LOOPS each node has one loop, which is no entry; those that are entries count as none.
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     bits = bits.to(tl.int32)
-    if LOOPS and row_index_ptr is None:
-        loop = column - window * 16
-        bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
+    if LOOPS:
+        bits = without_loop(bits, column, window, row_index_ptr)
     valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:

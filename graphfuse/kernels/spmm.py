@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import EdgeOrder, Walk
+from graphfuse.formats.walk import EdgeOrder, Walk, masks_without_loops
 from graphfuse.kernels import launch
+from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
 
@@ -18,7 +19,8 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, wi
 # Sum over the neighbours of 16 rows at a time, tensor cores.
 #   grid      (num_tasks * blocks,): one program = one task (a window or a slice of one) x BLOCK_DIM features;
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
-#   reads     x [num_cols, DIM], rows x_stride apart; tasks, row_index, column, row_mask; optional operands
+#   reads     x [num_cols, X_DIM], rows X_STRIDE apart, zeros after DIM; tasks, row_index, column, row_mask;
+#             optional operands
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
@@ -27,9 +29,10 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, wi
 def _spmm_window_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
-    num_tasks, num_rows, num_loops, x_stride, weight_stride_out, weight_stride_in,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    num_tasks, num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
+    X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     window, begin, end, slot = load_task(tasks_ptr, pid % num_tasks)
@@ -37,8 +40,8 @@ def _spmm_window_kernel(
     mask_dim = offs_dim < DIM
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
-        x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, rows, begin, end, offs_dim, mask_dim,
-        BLOCK_DIM, COLUMNS, STAGES, loop_weight_ptr is not None, ACC,
+        x_ptr, column_ptr, row_mask_ptr, row_index_ptr, col_scale_ptr, window, begin, end, offs_dim,
+        offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, loop_weight_ptr is not None, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:
@@ -46,9 +49,9 @@ def _spmm_window_kernel(
             tl.store(partial_ptr + offs, acc, mask=mask_dim[None, :])
             return
     finish_tile(
-        acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops,
-        offs_dim, mask_dim, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
+        acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
+        X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
     )  # fmt: skip
 
 
@@ -56,7 +59,7 @@ def _spmm_window_kernel(
 # way of edge weights: a window has to load as many, and to scatter them into a tile first.
 #   grid      ((num_tasks + ceil(num_rows / ROWS)) * blocks,): first the slices of long rows, then ROWS rows a
 #             program (the GPU starts 1.6 programs a nanosecond, which short rows outrun)
-#   reads     x [num_cols, DIM]; ptr, tasks, column; the optional operands
+#   reads     x [num_cols, X_DIM]; ptr, tasks, column; the optional operands
 #   writes    out [num_rows, OUT_DIM]; slices write partial ACC [1, DIM] to their slot
 #   on chip   acc ACC [EDGES, BLOCK_DIM]
 #   order     edges left to right within a row or slice, no atomics: bitwise reproducible
@@ -64,9 +67,10 @@ def _spmm_window_kernel(
 def _spmm_row_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, ptr_ptr, tasks_ptr, column_ptr, edge_perm_ptr,
     edge_weight_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
-    num_tasks, num_rows, num_loops, split, x_stride, weight_stride_out, weight_stride_in,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    num_tasks, num_rows, num_loops, split, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
+    X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     programs = num_tasks + tl.cdiv(num_rows, ROWS)
     pid = tl.program_id(0) % programs
@@ -85,9 +89,8 @@ def _spmm_row_kernel(
             end = tl.load(ptr_ptr + row + 1)
         if (slot >= 0) | (end - begin <= split):  # else its slices were listed as tasks
             acc = row_sum(
-                x_ptr, x_stride, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
-                row, begin, end, offs_dim, mask_dim,
-                BLOCK_DIM, EDGES, STAGES, loop_weight_ptr is not None, ACC,
+                x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim,
+                offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, EDGES, STAGES, loop_weight_ptr is not None, ACC,
             )  # fmt: skip
             whole = True
             if partial_ptr is not None:
@@ -97,10 +100,10 @@ def _spmm_row_kernel(
                     tl.store(partial_ptr + offs, acc, mask=mask_dim[None, :])
             if whole:
                 finish_tile(
-                    acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr,
+                    acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr,
                     weight_stride_out, weight_stride_in, bias_ptr, aggregate_ptr, out_ptr,
-                    row + tl.arange(0, 1), num_rows, num_loops,
-                    offs_dim, mask_dim, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
+                    row + tl.arange(0, 1), num_rows, num_loops, offs_dim, mask_dim,
+                    X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
                 )  # fmt: skip
 
 
@@ -110,10 +113,10 @@ def _spmm_row_kernel(
 @triton.jit(do_not_specialize=["num_merges", "num_rows", "num_loops"])
 def _spmm_merge_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
-    col_scale_ptr, weight_ptr, bias_ptr, num_merges, num_rows, num_loops, x_stride, weight_stride_out,
-    weight_stride_in,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    col_scale_ptr, weight_ptr, bias_ptr, num_merges, num_rows, num_loops, weight_stride_out,
+    weight_stride_in, X_STRIDE: tl.constexpr, X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     window, first, count, _ = load_task(merges_ptr, pid % num_merges)
@@ -125,9 +128,10 @@ def _spmm_merge_kernel(
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
         acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
     finish_tile(
-        acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+        acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
         weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * HEIGHT + inner),
-        num_rows, num_loops, offs_dim, mask_dim, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, HEIGHT, RELU, ACC,
+        num_rows, num_loops, offs_dim, mask_dim, X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, HEIGHT, RELU,
+        ACC,
     )  # fmt: skip
 
 
@@ -145,33 +149,38 @@ def _plan(
     dim: int,
     dtype: torch.dtype,
     out_dim: int | None,
-    strides: tuple[int, int, int],
+    weight_strides: tuple[int, int],
+    x_stride: int,
+    x_dim: int,
     relu: bool,
+    loops: bool,
 ) -> _Plan:
     windows = w.row_mask is not None
     if windows:
         load = launch.load(w.tasks.size(0), w.num_entries)
-        config = launch.spmm_window(dim, dtype.itemsize, out_dim, load)
+        config = launch.spmm_window(x_dim, dtype.itemsize, out_dim, load)
     else:
-        config = launch.spmm_row(dim, dtype.itemsize, out_dim, w.num_rows)
-    shape = (dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
+        config = launch.spmm_row(x_dim, dtype.itemsize, out_dim, w.num_rows)
+    shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
-        programs, structure = num_tasks, (w.tasks, w.row_index, w.column, w.row_mask)
+        row_mask = masks_without_loops(w) if loops else w.row_mask
+        programs, structure = num_tasks, (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
-        rest = (*counts, *strides, *shape, config.step, config.stages, *epilogue)
-        main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, *epilogue)
+        registers = config.registers
+        main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest, registers)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
-        rest = (*counts, *strides, *shape, config.rows, config.step, config.stages, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.rows, config.step, config.stages, *epilogue)
         by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
         main = Launch(_spmm_row_kernel, programs * blocks, config.warps, by_row, rest)
     merge = None
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
-        rest = (num_merges, w.num_rows, num_loops, *strides, *shape, w.height, *epilogue)
+        rest = (num_merges, w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
         cut = (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, cut, rest)
     return _Plan(dim if out_dim is None else out_dim, main, merge)
@@ -200,24 +209,30 @@ def spmm(
                 keep_aggregate, out_dtype,
             )  # fmt: skip
     dtype, dim = x.dtype, x.size(1)
-    out_dim, strides, addresses = None, (x.stride(0), 0, 0), x.data_ptr()
-    if weight is not None:
-        out_dim, strides = weight.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
-        addresses |= weight.data_ptr()
     vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
-    dtypes: list[torch.dtype | None] = []
     for i, vector in enumerate(vectors):
-        if vector is None:
-            dtypes.append(None)
-            continue
-        if vector.stride(0) != 1:  # an expanded gradient, say
-            vectors[i] = vector = vector.contiguous()
-        dtypes.append(vector.dtype)
-        addresses |= vector.data_ptr()
-    key = ("spmm", dtype, dim, out_dim, strides, relu, keep_aggregate, out_dtype, *dtypes)
+        if vector is not None and vector.stride(0) != 1:  # an expanded gradient, say
+            vectors[i] = vector.contiguous()
+    sizes = (w.num_entries, w.num_rows, w.num_cols)
+    x_dim = launch.gathered_width(*sizes, dim, dtype.itemsize)
+    # windows would scale the rows in each step of the loop, and copy them through registers for it
+    scaled = vectors[3] is not None and w.row_mask is not None and launch.copy_pays(*sizes)
+    if scaled or x_dim != dim:
+        x = gathered(w.plans, x[:, None], x_dim, vectors[3] if scaled else None)[:, 0]
+    if scaled:
+        vectors[3] = None
+    out_dim, weight_strides, addresses = None, (0, 0), x.data_ptr()
+    if weight is not None:
+        out_dim, weight_strides = weight.size(0), (weight.stride(0), weight.stride(1))
+        addresses |= weight.data_ptr()
+    for vector in vectors:
+        addresses |= 0 if vector is None else vector.data_ptr()
+    dtypes = [None if vector is None else vector.dtype for vector in vectors]
+    shape = (dim, dtype, out_dim, weight_strides, x.stride(0), x_dim, relu, loop_weight is not None)
+    key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
     plan = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _plan(w, edges, dim, dtype, out_dim, strides, relu)
+        plan = w.plans[key] = _plan(w, edges, *shape)
     out = x.new_empty((w.num_rows, plan.out_dim), dtype=out_dtype)
     aggregate = x.new_empty((w.num_rows, dim)) if keep_aggregate else None
     if out.numel() == 0:

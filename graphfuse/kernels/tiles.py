@@ -78,6 +78,29 @@ def sum_of_products(x, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def rows_and_heads(
+    num_rows, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr
+):
+    # What a program of ROWS pairs of a row and a head handles: their places, int64, among all pairs, which of
+    # them exist, and where they begin in rows of DIM features a head that are STRIDE apart.
+    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = place // HEADS
+    return place, row < num_rows, row * STRIDE + place % HEADS * DIM
+
+
+@triton.jit
+def product_of_rows(
+    a_ptr, b_ptr, offs_a, offs_b, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr
+):
+    # Sums over DIM features of rows of a times rows of b, which begin at the offsets: one for each.
+    offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
+    mask = live[:, None] & (offs_dim < DIM)
+    a = tl.load(a_ptr + offs_a[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
+    b = tl.load(b_ptr + offs_b[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
+    return sum_of_products(a * b, mask, 1, DIM)
+
+
+@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
@@ -113,13 +136,23 @@ def _top_bits(x):
 
 
 @triton.jit
+def without_loop(bits, column, window, row_index_ptr):
+    # Row masks without the bit of a self-loop. With an index of the rows the masks came without: the row of a
+    # column may stand anywhere then.
+    if row_index_ptr is None:
+        loop = column - window * 16
+        bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
+    return bits
+
+
+@triton.jit
 def window_sum(
-    x_ptr, x_stride, column_ptr, row_mask_ptr, col_scale_ptr, rows, begin, end, offs_dim, mask_dim,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    x_ptr, column_ptr, row_mask_ptr, row_index_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
+    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Sum over the entries [begin, end) of the window that holds `rows`: float[16, BLOCK_DIM]. A tile of 16
-    # rows x COLUMNS entries (bits) times the gathered rows of x.
+    # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
+    # (bits) times the gathered rows of x.
     row = tl.arange(0, 16)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -128,15 +161,15 @@ def window_sum(
         # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
         offs = tl.minimum(offs, end - 1)
         column = tl.load(column_ptr + offs)
-        bits = tl.load(row_mask_ptr + offs).to(tl.int32)
-        offs_x = column[:, None].to(tl.int64) * x_stride + offs_dim[None, :]
+        bits = tl.where(live, tl.load(row_mask_ptr + offs).to(tl.int32), 0)
+        offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
         x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
         if col_scale_ptr is not None:
             scale = tl.load(col_scale_ptr + column).to(ACC)
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
-        valid = (((bits[None, :] >> row[:, None]) & 1) != 0) & live[None, :]
         if WITHOUT_LOOPS:
-            valid = valid & (column[None, :] != rows[:, None])
+            bits = without_loop(bits, column, window, row_index_ptr)
+        valid = ((bits[None, :] >> row[:, None]) & 1) != 0
         acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
@@ -145,12 +178,12 @@ def window_sum(
         for entry in tl.range(begin, end):
             column = tl.load(column_ptr + entry)
             bits = tl.load(row_mask_ptr + entry).to(tl.int32)
-            x = tl.load(x_ptr + column.to(tl.int64) * x_stride + offs_dim, mask=mask_dim, other=0.0).to(ACC)
+            x = tl.load(x_ptr + column.to(tl.int64) * X_STRIDE + offs_dim, mask=mask_dim, other=0.0).to(ACC)
             if col_scale_ptr is not None:
                 x = x * tl.load(col_scale_ptr + column).to(ACC)
-            valid = ((bits >> row) & 1) != 0
             if WITHOUT_LOOPS:
-                valid = valid & (column != rows)
+                bits = without_loop(bits, column, window, row_index_ptr)
+            valid = ((bits >> row) & 1) != 0
             term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
             acc += tl.where(valid[:, None], term, 0.0)
     return acc
@@ -158,10 +191,9 @@ def window_sum(
 
 @triton.jit
 def row_sum(
-    x_ptr, x_stride, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr,
-    row, begin, end, offs_dim, mask_dim,
-    BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim, mask_dim,
+    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Sum over the edges [begin, end) of one row: float[1, BLOCK_DIM], plain adds.
     acc = tl.zeros((EDGES, BLOCK_DIM), dtype=ACC)
@@ -171,7 +203,7 @@ def row_sum(
         column = tl.load(column_ptr + offs, mask=live, other=0)
         if WITHOUT_LOOPS:
             live = live & (column != row)
-        offs_x = column[:, None].to(tl.int64) * x_stride + offs_dim[None, :]
+        offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
         x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
         if col_scale_ptr is not None:
             x = x * tl.load(col_scale_ptr + column, mask=live, other=0.0).to(ACC)[:, None]
@@ -184,10 +216,10 @@ def row_sum(
 
 @triton.jit
 def finish_tile(
-    acc, x_ptr, x_stride, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+    acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
     weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr,
-    HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    X_STRIDE: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # acc[HEIGHT, BLOCK_DIM] is the sum over the neighbours of `rows`: add the diagonal, scale the rows,
     # multiply by weight[OUT_DIM, DIM] if there is one, add the bias, apply ReLU, store.
@@ -196,7 +228,7 @@ def finish_tile(
     if loop_weight_ptr is not None:
         has_loop = rows < num_loops
         own = tl.load(loop_weight_ptr + rows, mask=has_loop, other=0.0).to(ACC)
-        offs_x = offs_row[:, None] * x_stride + offs_dim[None, :]
+        offs_x = offs_row[:, None] * X_STRIDE + offs_dim[None, :]
         x = tl.load(x_ptr + offs_x, mask=has_loop[:, None] & mask_dim[None, :], other=0.0).to(ACC)
         if col_scale_ptr is not None:
             own = own * tl.load(col_scale_ptr + rows, mask=has_loop, other=0.0).to(ACC)

@@ -38,7 +38,9 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
     """Plain projections of ``x`` in one product, ``[num_nodes, heads, head_dim]`` each."""
     weights = [lin._parameters["weight"] for lin in layers]
     biases = [lin._parameters["bias"] for lin in layers]
-    fits = all(weight.dtype is x.dtype and weight.size(1) == x.size(1) for weight in weights)
+    # under autocast x is converted once, not for each
+    dtype = weights[0].dtype if torch.is_autocast_enabled(x.device.type) else x.dtype
+    fits = all(weight.dtype is dtype and weight.size(1) == x.size(1) for weight in weights)
     heads = [weight.size(0) // head_dim for weight in weights]
     if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
         # what does not fit is for the module to refuse

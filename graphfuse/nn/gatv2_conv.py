@@ -319,7 +319,7 @@ class GATv2Conv(MessagePassing):
                 x_l = mapped(x_src, lin_l).view(shape)
                 return x_l, x_l
             layers: list[Any] = [lin_l, lin_r]
-            if all(map(is_plain, layers)) and not torch.is_autocast_enabled(x_src.device.type):
+            if all(map(is_plain, layers)):
                 x_l, x_r = stacked(x_src, layers, self.out_channels)
                 return x_l, x_r
         # one by one and in PyG's order, as lazy modules draw their weights now

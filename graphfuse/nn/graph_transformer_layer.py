@@ -180,7 +180,7 @@ class GraphTransformerLayer(MessagePassing):
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
         layers: list[Any] = [self._modules[name] for name in ("lin_query", "lin_key", "lin_value")]
-        if torch.is_autocast_enabled(x.device.type) or not all(map(is_plain, layers)):
+        if not all(map(is_plain, layers)):
             return [mapped(x, lin).view(-1, self.heads, self.head_dim) for lin in layers]
         return stacked(x, layers, self.head_dim)
 

@@ -299,7 +299,7 @@ class TransformerConv(MessagePassing):
         """Query, key and value by heads, and the skip connection if there is one."""
         names = ("lin_query", "lin_key", "lin_value", "lin_skip")
         layers: list[Any] = [self._modules[name] for name in names[: 4 if self.root_weight else 3]]
-        if torch.is_autocast_enabled(x_src.device.type) or not all(map(is_plain, layers)):
+        if not all(map(is_plain, layers)):
             # one by one and in PyG's order, as lazy modules draw their weights now
             pairs = zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)
             query, key, value, *skip = [mapped(x, lin) for lin, x in pairs]

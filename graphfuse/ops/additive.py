@@ -15,6 +15,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._check_additive import check_gat, check_gatv2
+from graphfuse.ops._heads import narrowed, padded, width_of
 from graphfuse.ops._library import (
     Graph,
     Packed,
@@ -25,7 +26,6 @@ from graphfuse.ops._library import (
     graph_of,
     register,
 )
-from graphfuse.ops.attention import contiguous_heads
 
 
 def gat_attention(
@@ -206,15 +206,22 @@ def _structure(walk: Walk, order: EdgeOrder | None, how: How) -> Any:
     return _launchers()[0].Structure(walk, copies(walk) if how.dropout > 0 else None, edge_perm)
 
 
-def _prepared(how: How, given: Operands) -> tuple[Any, Any]:
-    """What the launchers take beside the graph: operands, shape."""
+def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any]:
+    """What the launchers take beside the graph: operands, shape.
+
+    Features that are 0 change nothing but how fast rows are gathered, so there may be more than were given;
+    not where edges have features too, which would have to be copied.
+    """
     kernels, _ = _launchers()
-    x = contiguous_heads(given.x)
-    own = contiguous_heads(given.own) if how.v2 else given.own.contiguous()
+    width = given.x.size(2) if how.v2 and given.edge is not None else width_of(w, given.x)
+    x, other = padded(w, given.x, width), given.other.contiguous()
+    own = padded(w, given.own, width) if how.v2 else given.own.contiguous()
+    if how.v2 and width != other.size(1):
+        other = torch.nn.functional.pad(other, (0, width - other.size(1)))
     edge, loop_edge = given.edge, given.loop_edge
     edge = None if edge is None else edge.contiguous()
     loop_edge = None if loop_edge is None else loop_edge.contiguous()
-    operands = kernels.Operands(own, given.other.contiguous(), x, edge, loop_edge, given.seed)
+    operands = kernels.Operands(own, other, x, edge, loop_edge, given.seed)
     return operands, kernels.Shape(*x.shape[1:], *how[:4], x.dtype)
 
 
@@ -223,11 +230,10 @@ def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.x):
         out = _definition(w, how, given)
         return out, out.new_empty(0), out.new_empty(0)
-    operands, shape = _prepared(how, given)
+    operands, shape = _prepared(w.forward, how, given)
     structure = _structure(w.forward, w.edges, how)
-    found: tuple[Tensor, Tensor, Tensor]
-    found = _launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
-    return found
+    out, softmax, tilt = _launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
+    return narrowed(out, given.x), softmax, narrowed(tilt, given.x)
 
 
 def _definition(w: Walks, how: How, given: Operands) -> Tensor:
@@ -251,15 +257,19 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     given, results = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.x):
         return _backward_of_definition(w, how, with_edges, grad, given)
-    operands, shape = _prepared(how, given)
+    operands, shape = _prepared(w.forward, how, given)
     structures = (_structure(w.forward, w.edges, how), _structure(w.backward, w.backward_edges, how))
-    _, kernels = _launchers()
-    saved = kernels.Saved(*results)
-    found: Gradients
+    kernels, (out, softmax, tilt) = _launchers()[1], results
+    tilt = tilt if tilt.numel() == 0 else padded(w.forward, tilt, shape.dim)
+    saved = kernels.Saved(padded(w.forward, out, shape.dim), softmax, tilt)
     # neighbours read its rows: where terms of scores are float32 and x is not, in the dtype of x
-    grad = contiguous_heads(grad.to(given.x.dtype))
-    found = kernels.additive_bwd(structures, grad, operands, saved, shape, with_edges)
-    return found
+    grad = padded(w.forward, grad.to(given.x.dtype), shape.dim)
+    d_own, d_other, dx, d_edge, d_loop_edge = kernels.additive_bwd(
+        structures, grad, operands, saved, shape, with_edges
+    )
+    if how.v2:
+        d_own, d_other = narrowed(d_own, given.own), narrowed(d_other, given.other)
+    return d_own, d_other, narrowed(dx, given.x), d_edge, d_loop_edge
 
 
 def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, given: Operands) -> Gradients:

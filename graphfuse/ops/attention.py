@@ -16,6 +16,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
 from graphfuse.kernels import launch
 from graphfuse.ops import _check
 from graphfuse.ops._check_attention import check_edges, check_key_scale
+from graphfuse.ops._heads import narrowed, padded, width_of
 from graphfuse.ops._library import (
     Graph,
     Packed,
@@ -206,16 +207,20 @@ def _structure(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
     return _launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
 
 
-def _prepared(how: How, given: Operands) -> tuple[Any, Any, Any]:
-    """What the launchers take beside the graph: q, k and v; the edges' tensors; the shape."""
+def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any, Any]:
+    """What the launchers take beside the graph: q, k and v; the edges' tensors; the shape.
+
+    Features that are 0 change nothing but how fast rows are gathered, so there may be more than were given.
+    """
     kernels, _ = _launchers()
     edges, edge_dim = None, 0
     if given.edge_query is not None and given.edge_attr is not None:
         edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
         edge_dim = edges.attr.size(1)
-    q, v = contiguous_heads(given.q), contiguous_heads(given.v)
+    width = width_of(w, given.q)
+    q, v = padded(w, given.q, width), padded(w, given.v, width)
     key_scale = None if given.key_scale is None else given.key_scale.contiguous()
-    k = contiguous_heads(given.k) if key_scale is None else v  # the kernels scale the rows that they read
+    k = padded(w, given.k, width) if key_scale is None else v  # the kernels scale the rows that they read
     shape = kernels.Shape(*q.shape[1:], how.scale, how.dropout, q.dtype, edge_dim, how.self_loops)
     return (q, k, v, key_scale), edges, shape
 
@@ -225,11 +230,11 @@ def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
     if not _check.runs_kernel(given.q):
         out, edge_sum = _definition(w, how, given)
         return out, out.new_empty(0), edge_sum
-    qkv, edges, shape = _prepared(how, given)
+    qkv, edges, shape = _prepared(w.forward, how, given)
     structure = _structure(w.forward, w.edges, how.dropout)
-    found: tuple[Tensor, Tensor, Tensor]
-    found = _launchers()[0].attention_fwd(structure, *qkv, given.seed, edges, shape)
-    return found
+    fwd = _launchers()[0].attention_fwd
+    out, softmax, edge_sum = fwd(structure, *qkv, given.seed, edges, shape)
+    return narrowed(out, given.q), softmax, edge_sum
 
 
 def _definition(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor]:
@@ -249,19 +254,19 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     given, (out, softmax, edge_sum) = Operands(*rest[:-3]), rest[-3:]
     if not _check.runs_kernel(given.q):
         return _backward_of_definition(w, how, grad, edge_value, given)
-    qkv, edges, shape = _prepared(how, given)
+    qkv, edges, shape = _prepared(w.forward, how, given)
     _, kernels = _launchers()
     forward = _structure(w.forward, w.edges, how.dropout)
     backward = _structure(w.backward, w.backward_edges, how.dropout)
-    found: Gradients = kernels.attention_bwd(
+    dq, dk, dv, *of_edges = kernels.attention_bwd(
         (forward, backward),
-        contiguous_heads(grad),
+        padded(w.forward, grad, shape.dim),
         None if edges is None else edge_value.contiguous(),
-        kernels.Saved(*qkv, out, softmax, edge_sum, given.seed, edges),
+        kernels.Saved(*qkv, padded(w.forward, out, shape.dim), softmax, edge_sum, given.seed, edges),
         shape,
         with_edge_attr,
     )
-    return found
+    return narrowed(dq, given.q), narrowed(dk, given.k), narrowed(dv, given.v), of_edges[0], of_edges[1]
 
 
 def _backward_of_definition(
@@ -279,12 +284,6 @@ def _backward_of_definition(
     dq, dk, dv, *of_edges = pull((grad, edge_value))
     d_query, d_attr = of_edges or (grad.new_empty(0), grad.new_empty(0))
     return dq, dk, dv, d_query, d_attr
-
-
-def contiguous_heads(x: Tensor) -> Tensor:
-    """``x`` with the heads of a row contiguous; its rows may stay strided."""
-    row, head, column = x.stride()
-    return x if row > 0 and head == x.size(2) and column == 1 else x.contiguous()
 
 
 def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

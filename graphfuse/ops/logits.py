@@ -11,8 +11,8 @@ from torch import Tensor
 from graphfuse.formats.memory import advises
 from graphfuse.kernels.device import HALF
 from graphfuse.ops import _check
+from graphfuse.ops._heads import contiguous_heads
 from graphfuse.ops._library import direct_apply, is_batched, runs_directly
-from graphfuse.ops.attention import contiguous_heads
 
 
 def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:

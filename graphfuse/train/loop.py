@@ -47,10 +47,12 @@ class Result:
         setup_ms: What came before the first epoch: ``windows`` of the full graph, ``warmup`` (which compiles
             kernels), ``compile`` and ``capture``. What exists already, as in later runs of a process, is
             fast.
-        peak_mib: Most memory in use: allocated on the GPU, or the process's resident set on a CPU.
+        peak_mib: Most memory in use once the windows of the full graph are built: allocated on the GPU, or
+            the process's resident set, which has no beginning, on a CPU.
         path: ``fused``, ``generic`` or ``pyg``; of a compiled model, before it was.
         reasons: Why it was not fused.
         curve: A row for each epoch, see ``graphfuse.train.history``.
+        setup_mib: Most memory in use until ``windows`` were built.
     """
 
     layers: str
@@ -69,6 +71,7 @@ class Result:
     path: str
     reasons: list[str]
     curve: list[list[float]] = field(repr=False)
+    setup_mib: dict[str, float] = field(default_factory=dict)
 
 
 def pick_device(name: str) -> torch.device:
@@ -127,6 +130,7 @@ class _Run:
         self.state = State(config, self.model, device, dataset.higher_is_better)
         self.history = History(device, dataset.higher_is_better)
         self.setup_ms: dict[str, float] = {}
+        self.setup_mib: dict[str, float] = {}
         self.called: torch.nn.Module = self.model  # or what torch.compile makes of it
         self.step: Callable[[Any], Tensor] = self._step
         self.evaluate: Callable[[], Tensor] = self._evaluate
@@ -183,6 +187,9 @@ class _Run:
             graph = self.task.graph
             with timed(self.setup_ms, "windows", self.device):
                 row_windows(graph.edge_index, int(graph.num_nodes), int(graph.num_nodes))
+            self.setup_mib["windows"] = peak_mib(self.device)
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
 
     def _warm_up(self, name: str, batch: Any) -> None:
         arguments = self.task.arguments(batch)
@@ -269,6 +276,7 @@ class _Run:
             path=self.path[0],
             reasons=self.path[1],
             curve=rows,
+            setup_mib=self.setup_mib,
         )
 
 

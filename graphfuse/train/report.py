@@ -126,6 +126,8 @@ def table(report: dict[str, Any]) -> str:
         if "setup_ms" in row:
             costs = ", ".join(f"{name} {value:.1f}" for name, value in row["setup_ms"].items())
             lines.append(f"set-up of the first run, {row['layers']}, ms: {costs}")
+        for name, value in row.get("setup_mib", {}).items():
+            lines.append(f"most memory until {name} were built, {row['layers']}, MiB: {value:.1f}")
     if "test" in report:
         lines.append(f"same accuracy? {report['test']}")
     return "\n".join([*lines, *(f"not fused: {reason}" for reason in report.get("reasons", ()))])
@@ -147,7 +149,8 @@ def _outcome(line: dict[str, Any]) -> Outcome:
     if "error" in line:
         return str(line["error"])
     names = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
-    return Result(**{name: line[name] for name in names}, curve=[])
+    # lines of before 2026-11-23 have no setup_mib
+    return Result(**{name: line[name] for name in names if name in line or name != "setup_mib"}, curve=[])
 
 
 def _attempt(
@@ -192,6 +195,7 @@ def _summarise(kind: str, outcomes: list[Outcome]) -> dict[str, Any]:
         "time_to_accuracy_s": statistics.median(reached) if reached else None,
         "reached": len(reached),
         "setup_ms": first.setup_ms,
+        "setup_mib": first.setup_mib,
         "peak_mib": max(result.peak_mib for result in results),
         "path": first.path,
         "reasons": first.reasons,

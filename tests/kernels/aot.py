@@ -109,6 +109,8 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         kernel: Any, config: Config, height: int, operands: dict[str, str], label: str, **more: Any
     ) -> Case:
         constants = {
+            "X_STRIDE": dim,
+            "X_DIM": dim,
             "DIM": dim,
             "OUT_DIM": out_dim or dim,
             "BLOCK_DIM": config.block_dim,
@@ -125,7 +127,8 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         name = f"{kernel.__name__}[{dtype}-{dim}-{out_dim}-{label}]"
         constants |= {} if "edge_weight_ptr" in operands else without
         warps = config.merge_warps if kernel is spmm._spmm_merge_kernel else config.warps
-        return Case(name, kernel, operands, constants | more, warps)
+        registers = config.registers if kernel is spmm._spmm_window_kernel else None
+        return Case(name, kernel, operands, constants | more, warps, registers)
 
     for load in Load:
         config = launch.spmm_window(dim, size, out_dim, load)

@@ -1,0 +1,205 @@
+"""Rows copied before they are gathered, as on large graphs: padded to 16 bytes, and scaled."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
+from graphfuse.testing import check
+from tests.ops import test_attention, test_edge_attention
+from tests.ops.test_additive_attention import WALKS, check_additive, draw
+from tests.ops.test_attention import narrow
+from tests.ops.test_spmm import build, check_spmm, scales
+from tests.ops.test_spmm import draw as draw_matrices
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Makes copies pay on small graphs; the widths of what was copied, before and after."""
+    from graphfuse.kernels import gathered, spmm
+
+    kernel, widths = gathered.gathered, []
+
+    def noted(plans: Any, x: torch.Tensor, width: int, *scale: Any) -> torch.Tensor:
+        widths.append((x.size(2), width))
+        return kernel(plans, x, width, *scale)
+
+    monkeypatch.setattr(launch, "copy_pays", lambda *sizes: True)
+    monkeypatch.setattr("graphfuse.ops._heads._gathered", lambda: noted)
+    monkeypatch.setattr(spmm, "gathered", noted)
+    return widths
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "width"),
+    [
+        (torch.float16, 7, 8),
+        (torch.bfloat16, 41, 48),
+        (torch.float32, 7, 8),
+        (torch.float32, 33, 36),
+        (torch.float32, 12, 12),
+    ],
+    ids=str,
+)
+def test_spmm(
+    dtype: torch.dtype, dim: int, width: int, walked: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    for weighted, loops in ((False, True), (True, False)):
+        check_spmm("ragged", device, dtype, dim, weighted, loops)
+    if walked == "windows":  # which scale what they copy
+        assert set(copied) == {(dim, width)}
+    else:
+        assert set(copied) == ({(dim, width)} if dim != width else set())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_cut_windows_and_rows(
+    dtype: torch.dtype,
+    walked: str,
+    device: torch.device,
+    copied: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    check_spmm("hub", device, dtype, 7, weighted=False, loops=True)
+    assert copied
+
+
+@pytest.mark.parametrize("order", launch.GemmOrder)
+def test_spmm_gemm(
+    order: launch.GemmOrder,
+    walked: str,
+    device: torch.device,
+    copied: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gemm_order(*sizes: Any) -> launch.GemmOrder:
+        return launch.GemmOrder.AGGREGATE if sizes[-1] and order is launch.GemmOrder.PROJECT else order
+
+    monkeypatch.setattr(launch, "gemm_order", gemm_order)
+    windows, edge_index, num_src, num_dst = build("isolated", device)
+    for dim, out_dim in ((9, 5), (5, 9)):
+        inputs = draw_matrices(
+            device, torch.float32, x=(num_src, dim), weight=(out_dim, dim), bias=(out_dim,)
+        )
+        options = scales(num_src, num_dst, device)
+        op = functools.partial(ops.spmm_gemm, windows, **options)
+        check(op, functools.partial(reference.spmm_gemm, edge_index, num_dst=num_dst, **options), inputs)
+    assert copied
+
+
+@pytest.mark.parametrize("heads_dim", [(1, 41), (3, 7)], ids=str)
+def test_attention_of_odd_heads(
+    heads_dim: tuple[int, int], walked: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    dtype = narrow(walked)
+    test_attention.check_attention("ragged", device, dtype, *heads_dim)
+    seed = torch.tensor([5], device=device)
+    test_attention.check_attention(
+        "ragged", device, dtype, *heads_dim, dropout=0.3, seed=seed, self_loops=True
+    )
+    dim = heads_dim[1]
+    assert set(copied) == {(dim, -(-dim * dtype.itemsize // 16) * 16 // dtype.itemsize)}
+
+
+def test_scaled_keys_that_are_the_values(
+    walked: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    _, edge_index, given = test_attention.draw("ragged", device, torch.float16, 2, 7)
+    windows = RowWindows.from_edge_index(edge_index, (given["v"].size(0), given["q"].size(0)))
+    scale = torch.linspace(0.5, 1.5, given["v"].size(0) * 2, device=device).view(-1, 2)
+    found = ops.sparse_attention(given["q"], given["v"], given["v"], windows, key_scale=scale)
+    keys = given["v"].double() * scale[:, :, None].double()
+    wanted = reference.sparse_attention(edge_index, given["q"].double(), keys, given["v"].double())
+    torch.testing.assert_close(found.double(), wanted, rtol=4e-3, atol=4e-3)
+    assert set(copied) == {(7, 8)}
+
+
+def test_attention_over_edges_with_numbers(device: torch.device, copied: list[tuple[int, int]]) -> None:
+    test_edge_attention.check_attention("ragged", device, torch.float32, (2, 7, 3), scale=0.4)
+    assert set(copied) == {(7, 8)}  # what belongs to edges is not copied
+
+
+@WALKS
+def test_additive_attention(
+    kind: str, walked: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    dtype = narrow(walked)
+    for heads, dim in ((1, 41), (2, 7)):
+        check_additive(kind, "ragged", device, dtype, heads, dim, self_loops=dim == 7)
+    assert {before for before, _ in copied} == {41, 7}
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_additive_attention_with_edges(
+    kind: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    check_additive(kind, "ragged", device, torch.float32, 2, 7, edges=True, self_loops=True)
+    assert bool(copied) == (
+        kind == "gat"
+    )  # GATv2's edges have rows themselves, which would have to be copied
+
+
+@WALKS
+def test_terms_of_float32(
+    kind: str, walked: str, device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    """Results have another dtype than rows, and as many features."""
+    windows, _, given = draw(kind, "ragged", device, torch.bfloat16, 2, 7)
+    terms = ("att",) if kind == "gatv2" else ("a_src", "a_dst")
+    given |= {name: given[name].detach().float().requires_grad_() for name in terms}
+    op = ops.gatv2_attention if kind == "gatv2" else ops.gat_attention
+    found = op(**given, windows=windows)
+    gradients = torch.autograd.grad(found.sum(), list(given.values()))
+    assert copied and found.dtype is torch.float32
+    copied.clear()
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(launch, "copy_pays", lambda *sizes: False)
+        windows, _, _ = draw(kind, "ragged", device, torch.bfloat16, 2, 7)  # plans are kept with the record
+        plain = op(**given, windows=windows)
+        wanted = torch.autograd.grad(plain.sum(), list(given.values()))
+    assert not copied
+    torch.testing.assert_close(found, plain)
+    for gradient, name, other in zip(gradients, given, wanted, strict=True):
+        assert gradient.is_contiguous() and gradient.shape == given[name].shape
+        torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2)
+
+
+def test_padding_is_zero_whatever_the_scale(device: torch.device) -> None:
+    from graphfuse.kernels.gathered import gathered
+
+    x = torch.randn(9, 2, 5, device=device)[::2].half()
+    scale = torch.tensor([1.0, 0.5, float("inf"), float("nan"), 2.0], device=device)
+    for factor in (None, scale):
+        found = gathered({}, x, 8, factor)
+        wanted = x if factor is None else (x.float() * factor[:, None, None]).half()
+        assert torch.equal(found[..., 5:], torch.zeros_like(found[..., 5:]))
+        torch.testing.assert_close(found[..., :5], wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_op_under_compile_has_the_strides_of_its_fake(
+    device: torch.device, copied: list[tuple[int, int]]
+) -> None:
+    windows, _, given = test_attention.draw("ragged", device, torch.float16, 2, 7)
+    q, k, v = (given[name].detach() for name in "qkv")
+    packed = (windows.packed_windows, None, False, *windows.shape)
+    arguments = (*packed, 0.4, 0.0, False, q, k, v, None, None, None, None)
+    torch.library.opcheck(torch.ops.graphfuse.attention, arguments)
+    out = torch.ops.graphfuse.attention(*arguments)[0]
+    assert copied and out.is_contiguous()
+
+
+def test_which_graphs_copy() -> None:
+    many = (1 << 20, 10_000, 10_000)
+    assert launch.gathered_width(*many, 41, 2) == 48
+    assert launch.gathered_width(*many, 602, 2) == 608
+    assert launch.gathered_width(*many, 41, 4) == 44
+    for dim, size in ((40, 2), (100, 2), (602, 4), (3, 2), (1, 4)):  # pieces of 8 bytes, or few of them
+        assert launch.gathered_width(*many, dim, size) == dim
+    assert launch.gathered_width(10_000, 100, 100, 41, 2) == 41  # a launch would cost more
+    assert launch.gathered_width(1 << 20, 10_000, 200_000, 41, 2) == 41  # rows are hardly read twice
