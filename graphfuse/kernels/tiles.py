@@ -71,7 +71,9 @@ def rounded(x, live):
 @triton.jit
 def sum_of_products(x, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
     # The sum of the products x, each of which is 0 where not live. A thread with more than one of them adds
-    # its own before any other's, which leaves nothing to be unrounded.
+    # its own before any other's, which leaves nothing to be unrounded. How many it has is up to the launch
+    # and the strides, not to the width: loads of an even one mostly bring a thread two or more, but a tile
+    # with fewer places than twice the threads, or rows an odd number of elements apart, may leave it one.
     if WIDTH % 2 == 1:
         x = rounded(x, live)
     return tl.sum(x, AXIS)

@@ -1,7 +1,7 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
 Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-``sm_80/3`` compiles every third kernel for sm_80.
+``sm_80/3`` compiles every third kernel for sm_80, and those that may spill more there.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+# Bytes that a thread may spill, and kernels that may spill more. GAT's window of 64 features is bound to 168
+# registers, with which twelve programs stay on a multiprocessor of an H100. A higher bound loses one there,
+# and one for sm_80 alone would want a launch table of its own.
+SPILLED = 64
+SPILLED_MORE = {"sm_80": {"gat_window_kernel[fp16-1-64-0.0-False-None]": 80}}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
 INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
@@ -72,6 +77,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         options["maxnreg"] = case.registers
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
+    report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name, SPILLED)
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
 
@@ -325,6 +331,10 @@ def cases() -> Iterator[Case]:
 if __name__ == "__main__":
     for given in sys.argv[1:] or TARGETS:
         target, _, every = given.partition("/")
+        named = set(SPILLED_MORE.get(target, ()))
         for turn, case in enumerate(cases()):
-            if turn % int(every or 1) == 0:
+            if turn % int(every or 1) == 0 or case.name in named:
+                named.discard(case.name)
                 print(json.dumps(compile_case(case, target)), flush=True)
+        if named:
+            sys.exit(f"no such kernel: {named}")

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("target", ["sm_80/16", "sm_90/4", "sm_100/16", "gfx942/16"])
+@pytest.mark.parametrize("target", ["sm_80/7", "sm_90/2", "sm_100/7", "gfx942/7"])
 def test_every_kernel_fits(target: str) -> None:
     # in a process of its own: this one may interpret kernels
     env = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -27,7 +27,7 @@ def test_every_kernel_fits(target: str) -> None:
     # registers: on AMD one kernel, with dropout, pays for it.
     known = ("attention_window_kernel[fp16-1-128-0-",)
     known += ("attention_bwd_window_kernel[fp16-1-128-0-0.5-",) if target.startswith("gfx942") else ()
-    spilled = [r for r in reports if r["spilled"] > 64 and not r["kernel"].startswith(known)]
+    spilled = [r for r in reports if r["spilled"] > r["may_spill"] and not r["kernel"].startswith(known)]
     too_large = [report for report in reports if report["shared"] > report["limit"]]
     assert not spilled, f"{len(spilled)} spill, first: {spilled[0]}"
     assert not too_large, f"{len(too_large)} do not fit, first: {too_large[0]}"

@@ -70,6 +70,9 @@ def test_the_kernels_are_the_sums(
         limit = 2 * (their - exact).abs().max() + torch.finfo(our.dtype).eps * size.max()
         assert our.dtype == their.dtype and our.shape == exact.shape
         assert float((our - exact).abs().max() - limit) <= 0
+    # Of one vector the gradient of x is a product, rounded once. (To bfloat16 the interpreter cuts off.)
+    if count == 1 and (dtype is not torch.bfloat16 or device.type == "cuda"):
+        assert torch.equal(ours[1], theirs[1])
     module._launchers()._plan.cache_clear()
 
 
