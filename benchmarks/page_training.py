@@ -202,9 +202,10 @@ def start_ups(trainings: Sequence[Training]) -> str:
     for one, kind, of_kind in _by_kind(trainings):
         if "setup_ms" in of_kind:
             parts = [figure(of_kind["setup_ms"].get(part)) for part in _SETUP]
-            parts.append(figure(of_kind.get("setup_mib", {}).get("windows")))
+            peaks = of_kind.get("setup_mib", {}).values()
+            parts.append(figure(max(peaks)) if peaks else None)
             lines.append((one.name, one.mode, KINDS[kind], *parts, one.measured, f"`{one.command}`"))
-    columns = (*_SETUP.values(), "peak until then, MiB", "measured", "command")
+    columns = (*_SETUP.values(), "peak, MiB", "measured", "command")
     return table(("configuration", "steps", "layers", *columns), lines)
 
 

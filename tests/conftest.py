@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+# of several GPUs that are named, each of pytest-xdist's workers takes one
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+if len(GPUS) > 1 and "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = GPUS[int(os.environ["PYTEST_XDIST_WORKER"][2:]) % len(GPUS)]
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels then run on the CPU
     if importlib.util.find_spec("triton") is not None:

@@ -12,6 +12,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import WINDOW, decode, places_of
 
+# Entries from which on row masks without self-loops are kept, 2 bytes an entry, so that kernels need not look
+# for the loop of each node in every step; and how many are made at once.
+_CLEARED, _CHUNK = 1 << 17, 1 << 22
+
 
 class Walk(NamedTuple):
     """One direction of a structure: windows of 16 rows, or (``height == 1``) single rows.
@@ -107,24 +111,36 @@ def copies(w: Walk) -> Tensor | None:
     return result
 
 
-def masks_without_loops(w: Walk) -> Tensor:
-    """The row masks without self-loops, ``int16[num_entries]``, where kernels cannot tell those by places.
+def holds_loops(w: Walk) -> bool:
+    """Whether :func:`masks_without_loops` still has self-loops, and kernels tell them by their places.
 
-    They can unless windows have rows in an order of their own. Computed once for a walk; the first call waits
-    for the GPU.
+    So on small graphs, of which a record may serve one step; never where windows have an order of their own.
+    """
+    return w.row_index is None and w.num_entries < _CLEARED
+
+
+def masks_without_loops(w: Walk) -> Tensor:
+    """The row masks without self-loops, ``int16[num_entries]``, unless :func:`holds_loops`.
+
+    Computed once for a walk; the first call waits for the GPU.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     assert w.row_mask is not None
-    if w.row_index is None:
+    if holds_loops(w):
         return w.row_mask
     if "masks" not in w.plans:
         _must_not_capture(w, "the row masks without self-loops")
-        window = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
-        offset = places_of(w.column, w.num_rows, w.row_index) - window * WINDOW
-        bit = torch.where((offset >= 0) & (offset < WINDOW), 1 << offset.clamp(0, WINDOW - 1), 0)
-        w.plans["masks"] = w.row_mask & ~bit.to(torch.int16)
+        masks = w.row_mask.clone()
+        for begin in range(0, w.num_entries, _CHUNK):
+            column, mask = w.column[begin : begin + _CHUNK], masks[begin : begin + _CHUNK]
+            entry = torch.arange(begin, begin + column.numel(), dtype=torch.int32, device=column.device)
+            window = torch.searchsorted(w.ptr, entry, right=True, out_int32=True) - 1
+            offset = places_of(column, w.num_rows, w.row_index) - window * WINDOW
+            bit = torch.where((offset >= 0) & (offset < WINDOW), 1 << offset.clamp(0, WINDOW - 1), 0)
+            mask &= ~bit.to(torch.int16)
+        w.plans["masks"] = w.row_mask if torch.equal(masks, w.row_mask) else masks
     found: Tensor = w.plans["masks"]
     return found
 

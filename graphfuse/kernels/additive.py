@@ -114,9 +114,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=False)
-        graph = window_graph(structure, loops)
+        graph, with_loops = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, slope, dropout, loops, acc)
+        rest += (config.step, config.stages, slope, dropout, with_loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

@@ -28,6 +28,7 @@ from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
 from graphfuse.kernels.attention_tiles import inverse
+from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -83,6 +84,8 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
     if key not in w.plans:
         config = launch.whole_rows(shape.dim)
+        if shape.dtype not in HALF:  # the tile of the row kernels, whose sums it has to repeat
+            config = row_config(w, shape, backward=True)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
         rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
@@ -189,9 +192,9 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=True)
-        graph = window_graph(structure, loops)
+        graph, with_loops = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, slope, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, slope, dropout, with_loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, masks_without_loops
+from graphfuse.formats.walk import Walk, holds_loops, masks_without_loops
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
@@ -84,11 +84,20 @@ class Structure(NamedTuple):
     edge_perm: Tensor | None  # position in the caller's edge list of each edge; with edge_attr
 
 
-def window_graph(structure: Structure, self_loops: bool) -> tuple[Tensor | None, ...]:
-    """What window kernels of attention take of the graph."""
+def window_graph(structure: Structure, self_loops: bool) -> tuple[tuple[Tensor | None, ...], int]:
+    """What window kernels of attention take of the graph, and LOOPS.
+
+    LOOPS is 1 if each node has one loop and loops are in the masks too, 2 if the masks came without, else 0.
+    """
     w = structure.walk
     row_mask = masks_without_loops(w) if self_loops else w.row_mask
-    return w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies
+    graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
+    return graph, loops_of(w, self_loops)
+
+
+def loops_of(w: Walk, self_loops: bool) -> int:
+    """LOOPS, see :func:`window_graph`."""
+    return (1 if holds_loops(w) else 2) if self_loops else 0
 
 
 class Edges(NamedTuple):
@@ -113,9 +122,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
-        graph = window_graph(structure, loops)
+        graph, with_loops = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, with_loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

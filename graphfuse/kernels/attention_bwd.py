@@ -132,9 +132,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
-        graph = window_graph(structure, loops)
+        graph, with_loops = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, scale, dropout, loops, acc)
+        rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:
@@ -162,6 +162,8 @@ def _stats(
     key = ("attention_delta", shape, grad.stride(0))
     if key not in plans:
         config = launch.whole_rows(max(shape.dim, shape.edge_dim))
+        if shape.dtype not in HALF:  # the tile of the row kernels, whose sums it has to repeat
+            config = launch.attention_row(shape.heads, shape.dim, shape.dtype.itemsize, shape.edge_dim)
         blocks = launch.power_of_two(shape.dim), launch.power_of_two(shape.edge_dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, shape.edge_dim)
         rest += (config.rows, *blocks, accumulator(shape.dtype))

@@ -138,12 +138,13 @@ def window_step(
 ):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
     # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
-    # LOOPS each node has one loop, which is no entry; those that are entries count as none.
+    # LOOPS each node has one loop, which is no entry; those that are entries count as none (1), or the masks
+    # came without them (2).
     offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
     column = tl.load(column_ptr + offs)
     bits = bits.to(tl.int32)
-    if LOOPS:
-        bits = without_loop(bits, column, window, row_index_ptr)
+    if LOOPS == 1:
+        bits = without_loop(bits, column, window)
     valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:

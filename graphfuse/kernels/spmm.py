@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk, masks_without_loops
 from graphfuse.kernels import launch
+from graphfuse.kernels.attention import loops_of
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
@@ -22,6 +23,7 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, wi
 #   reads     x [num_cols, X_DIM], rows X_STRIDE apart, zeros after DIM; tasks, row_index, column, row_mask;
 #             optional operands
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
+#             LOOPS: with loop_weight; 1 if self-loops are in the masks too, 2 if those came without
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
@@ -31,8 +33,8 @@ def _spmm_window_kernel(
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr,
-    ACC: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     window, begin, end, slot = load_task(tasks_ptr, pid % num_tasks)
@@ -40,8 +42,8 @@ def _spmm_window_kernel(
     mask_dim = offs_dim < DIM
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
-        x_ptr, column_ptr, row_mask_ptr, row_index_ptr, col_scale_ptr, window, begin, end, offs_dim,
-        offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, loop_weight_ptr is not None, ACC,
+        x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, offs_dim < X_DIM,
+        X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, LOOPS == 1, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:
@@ -168,7 +170,7 @@ def _plan(
         row_mask = masks_without_loops(w) if loops else w.row_mask
         programs, structure = num_tasks, (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
-        rest = (*counts, *weight_strides, *shape, config.step, config.stages, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, loops_of(w, loops), *epilogue)
         registers = config.registers
         main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest, registers)
     else:

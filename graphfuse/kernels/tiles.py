@@ -73,8 +73,8 @@ def sum_of_products(x, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
     # The sum of the products x, each of which is 0 where not live. A thread with more than one of them adds
     # its own before any other's, which leaves nothing to be unrounded. How many it has is up to the launch
     # and the strides, not to the width: loads of an even one mostly bring a thread two or more, but a tile
-    # with fewer places than twice the threads, or rows an odd number of elements apart, may leave it one.
-    if WIDTH % 2 == 1:
+    # with fewer places than twice the threads may leave it one.
+    if WIDTH % 2 == 1 or WIDTH < 8:
         x = rounded(x, live)
     return tl.sum(x, AXIS)
 
@@ -94,11 +94,14 @@ def rows_and_heads(
 def product_of_rows(
     a_ptr, b_ptr, offs_a, offs_b, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr
 ):
-    # Sums over DIM features of rows of a times rows of b, which begin at the offsets: one for each.
+    # Sums over DIM features of rows of a times rows of b, which begin at the offsets: one for each. Those of
+    # float32 are added as row kernels add, bit for bit: copies of an edge then leave no difference.
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
     mask = live[:, None] & (offs_dim < DIM)
     a = tl.load(a_ptr + offs_a[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
     b = tl.load(b_ptr + offs_b[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
+    if b_ptr.dtype.element_ty.primitive_bitwidth > 16:
+        return tl.sum(a * b, 1)
     return sum_of_products(a * b, mask, 1, DIM)
 
 
@@ -138,23 +141,20 @@ def _top_bits(x):
 
 
 @triton.jit
-def without_loop(bits, column, window, row_index_ptr):
-    # Row masks without the bit of a self-loop. With an index of the rows the masks came without: the row of a
-    # column may stand anywhere then.
-    if row_index_ptr is None:
-        loop = column - window * 16
-        bits = tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
-    return bits
+def without_loop(bits, column, window):
+    # row masks of a window, its rows as numbered, without the bits of self-loops
+    loop = column - window * 16
+    return tl.where((loop >= 0) & (loop < 16), bits & ~(1 << (loop & 15)), bits)
 
 
 @triton.jit
 def window_sum(
-    x_ptr, column_ptr, row_mask_ptr, row_index_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
+    x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
     X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
-    # (bits) times the gathered rows of x.
+    # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -170,7 +170,7 @@ def window_sum(
             scale = tl.load(col_scale_ptr + column).to(ACC)
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
         if WITHOUT_LOOPS:
-            bits = without_loop(bits, column, window, row_index_ptr)
+            bits = without_loop(bits, column, window)
         valid = ((bits[None, :] >> row[:, None]) & 1) != 0
         acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
@@ -184,7 +184,7 @@ def window_sum(
             if col_scale_ptr is not None:
                 x = x * tl.load(col_scale_ptr + column).to(ACC)
             if WITHOUT_LOOPS:
-                bits = without_loop(bits, column, window, row_index_ptr)
+                bits = without_loop(bits, column, window)
             valid = ((bits >> row) & 1) != 0
             term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
             acc += tl.where(valid[:, None], term, 0.0)

@@ -12,9 +12,13 @@ from graphfuse.kernels import launch
 
 
 def contiguous_heads(x: Tensor) -> Tensor:
-    """``x`` with the heads of a row contiguous; its rows may stay strided."""
+    """``x`` with the heads of a row contiguous; its rows may stay strided, by an even number.
+
+    Of a row that starts anywhere a thread may hold one number, and a sum of such products has no one value.
+    """
     row, head, column = x.stride()
-    return x if row > 0 and head == x.size(2) and column == 1 else x.contiguous()
+    fits = row > 0 and row % 2 == 0 and head == x.size(2) and column == 1
+    return x if fits else x.contiguous()
 
 
 def width_of(w: Walk, x: Tensor) -> int:

@@ -47,12 +47,12 @@ class Result:
         setup_ms: What came before the first epoch: ``windows`` of the full graph, ``warmup`` (which compiles
             kernels), ``compile`` and ``capture``. What exists already, as in later runs of a process, is
             fast.
-        peak_mib: Most memory in use once the windows of the full graph are built: allocated on the GPU, or
-            the process's resident set, which has no beginning, on a CPU.
+        peak_mib: Most memory in use after ``windows`` and ``warmup``: allocated on the GPU, or the process's
+            resident set, which has no beginning, on a CPU.
         path: ``fused``, ``generic`` or ``pyg``; of a compiled model, before it was.
         reasons: Why it was not fused.
         curve: A row for each epoch, see ``graphfuse.train.history``.
-        setup_mib: Most memory in use until ``windows`` were built.
+        setup_mib: Most memory in use during ``windows`` and ``warmup``.
     """
 
     layers: str
@@ -171,6 +171,7 @@ class _Run:
             self._build_windows()
             batch = next(iter(self.task.batches()))
             self._warm_up("warmup", batch)
+            self._note_peak("warmup")
             self.path = models.path(self.model)
             if self.config.compile:
                 torch.compiler.reset()  # after a few models of a class it would leave the next one as it is
@@ -187,9 +188,12 @@ class _Run:
             graph = self.task.graph
             with timed(self.setup_ms, "windows", self.device):
                 row_windows(graph.edge_index, int(graph.num_nodes), int(graph.num_nodes))
-            self.setup_mib["windows"] = peak_mib(self.device)
-            if self.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.device)
+            self._note_peak("windows")
+
+    def _note_peak(self, name: str) -> None:
+        self.setup_mib[name] = peak_mib(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def _warm_up(self, name: str, batch: Any) -> None:
         arguments = self.task.arguments(batch)

@@ -152,7 +152,8 @@ def path(model: torch.nn.Module) -> tuple[str, list[str]]:
 def _convolution(config: TrainConfig, width: int, to: int, edge_dim: int | None, last: bool) -> Any:
     kinds: Any = graphfuse.nn if config.layers == "graphfuse" else pyg
     if config.model == "gcn":
-        return kinds.GCNConv(width, to, cached=config.loader == "full")
+        # graphfuse's layers keep what they need with the windows, and if cached PyG's edges and weights too
+        return kinds.GCNConv(width, to, cached=config.loader == "full" and kinds is pyg)
     heads = config.out_heads if last else config.heads
     options: dict[str, Any] = {"heads": heads, "concat": not last, "dropout": config.attention_dropout}
     options["edge_dim"] = edge_dim

@@ -127,7 +127,7 @@ def table(report: dict[str, Any]) -> str:
             costs = ", ".join(f"{name} {value:.1f}" for name, value in row["setup_ms"].items())
             lines.append(f"set-up of the first run, {row['layers']}, ms: {costs}")
         for name, value in row.get("setup_mib", {}).items():
-            lines.append(f"most memory until {name} were built, {row['layers']}, MiB: {value:.1f}")
+            lines.append(f"most memory during {name}, {row['layers']}, MiB: {value:.1f}")
     if "test" in report:
         lines.append(f"same accuracy? {report['test']}")
     return "\n".join([*lines, *(f"not fused: {reason}" for reason in report.get("reasons", ()))])

@@ -19,8 +19,9 @@ import graphfuse
 from graphfuse import RowWindows, clear_cache
 from graphfuse.formats import load_windows, reorder, save_windows
 from graphfuse.formats import packed as packing
+from graphfuse.formats.build import decode
 from graphfuse.formats.cache import row_windows
-from graphfuse.formats.walk import copies, masks_without_loops
+from graphfuse.formats.walk import copies, holds_loops, masks_without_loops
 from graphfuse.testing import GRAPHS
 from graphfuse.transforms import ToRowWindows
 from tests.formats.test_build import define_windows, read_windows
@@ -86,8 +87,22 @@ def test_copies_and_masks_without_loops(graph: str, device: torch.device) -> Non
         for at, column, copy_ in zip(window, w.column.tolist(), found.tolist(), strict=True):
             assert copy_ == seen.get((at, column), 0)
             seen[at, column] = copy_ + 1
-    natural = build(graph, "natural", device).walk()
-    assert masks_without_loops(natural) is natural.row_mask
+
+
+@pytest.mark.parametrize("graph", ["repeated", "self_loops", "ragged"])
+def test_masks_without_loops_of_rows_as_numbered(
+    graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = build(graph, "natural", device).walk()
+    assert holds_loops(w) and masks_without_loops(w) is w.row_mask  # of a small graph
+    monkeypatch.setattr("graphfuse.formats.walk._CLEARED", 0)
+    monkeypatch.setattr("graphfuse.formats.walk._CHUNK", 5)
+    assert not holds_loops(w)
+    masks = masks_without_loops(w)
+    rows, columns = decode(w.ptr, w.column, w.row_mask)
+    left = decode(w.ptr, w.column, masks)
+    assert torch.equal(torch.stack(left), torch.stack([rows, columns])[:, rows != columns])
+    assert (masks is w.row_mask) is not bool((rows == columns).any())
 
 
 def test_a_capture_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

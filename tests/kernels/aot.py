@@ -125,6 +125,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
             "EDGES": config.step,
             "ROWS": config.rows,
             "STAGES": config.stages,
+            "LOOPS": int("loop_weight_ptr" in operands),
             "HEIGHT": height,
             "RELU": True,
             "ACC": tl.float32,

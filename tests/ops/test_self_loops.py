@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from graphfuse import ops, reference
+from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, check
+from tests.ops.test_additive_attention import check_additive
 from tests.ops.test_attention import DTYPES, check_attention, draw, narrow
+from tests.ops.test_spmm import check_spmm
 
 SQUARE = [name for name in GRAPHS if not name.startswith("bipartite")]
 
@@ -115,3 +118,18 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
     edges = {"edge_query": given["q"], "edge_attr": torch.randn(edge_index.size(1), 4, device=device)}
     with pytest.raises(ValueError, match="edges without numbers"):
         ops.sparse_attention(**given, windows=windows, self_loops=True, **edges)
+
+
+@pytest.mark.parametrize("graph", ["repeated", "self_loops", "hub"])
+def test_masks_that_come_without_loops(
+    graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on large graphs, in windows: attention, GAT and `spmm` do not look for loops themselves."""
+    monkeypatch.setattr("graphfuse.formats.walk._CLEARED", 0)
+    monkeypatch.setattr("graphfuse.formats.walk._CHUNK", 7)
+    for prefers in ("prefers_rows", "attention_prefers_rows", "gat_prefers_rows"):
+        monkeypatch.setattr(launch, prefers, lambda *sizes: False)
+    check_attention(graph, device, torch.float16, 2, 8, self_loops=True)
+    check_additive("gat", graph, device, torch.float16, 1, 24, self_loops=True)
+    for dtype in (torch.float16, torch.float32):
+        check_spmm(graph, device, dtype, 12, weighted=False, loops=True)
