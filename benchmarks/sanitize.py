@@ -25,7 +25,9 @@ import torch
 from benchmarks.bench import device, machine
 from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
-from graphfuse import RowWindows
+from graphfuse import RowWindows, ops
+from graphfuse.formats import walk
+from graphfuse.kernels import launch
 from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
 
@@ -144,6 +146,7 @@ def run_suite(num_nodes: int = _NODES) -> int:
                     torch.cuda.synchronize()  # a fault is one of this configuration
         build_structures(device())
         launch_of_nodes(device())
+        launch_as_on_large_graphs(device())
     missing = sorted(all_kernels() - set(launched))
     print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
     return int(bool(missing))
@@ -178,6 +181,28 @@ def launch_of_nodes(on: torch.device) -> None:
     torch.autograd.grad(terms, (x, left, right), [torch.ones_like(term) for term in terms])
 
 
+def launch_as_on_large_graphs(on: torch.device) -> None:
+    """What small graphs do without: rows copied before they are gathered, masks without self-loops."""
+    edges = torch.randint(40, (2, 200), generator=torch.Generator().manual_seed(0)).to(on)
+    x = torch.randn(40, 2, 7, device=on).half().requires_grad_()
+    terms, scale = torch.randn(40, 2, device=on).half().requires_grad_(), torch.rand(40, device=on)
+    with (
+        mock.patch.object(launch, "copy_pays", lambda *sizes: True),
+        mock.patch.object(launch, "prefers_rows", lambda *sizes: False),
+        mock.patch.object(launch, "gat_prefers_rows", lambda *sizes: False),
+        mock.patch.object(walk, "_CLEARED", 0),
+    ):
+        windows = RowWindows.from_edge_index(edges, (40, 40))
+        scales = {"row_scale": scale, "col_scale": scale}
+        results = (
+            ops.spmm(windows, x.flatten(1), loop_weight=torch.ones_like(scale), **scales),
+            ops.sparse_attention(x, x, x, windows, self_loops=True),
+            ops.gat_attention(terms, terms, x, windows, self_loops=True),
+        )
+        for result in results:
+            torch.autograd.grad(result, x, torch.ones_like(result), retain_graph=True)
+
+
 @contextlib.contextmanager
 def count_launches() -> Iterator[Counter[str]]:
     """While it lasts, launches are counted by the name of their kernel."""
@@ -185,7 +210,7 @@ def count_launches() -> Iterator[Counter[str]]:
     from graphfuse.kernels.run import Launch
 
     launched: Counter[str] = Counter()
-    call, launch = Launch.__call__, quick_kernels.launch
+    call, build = Launch.__call__, quick_kernels.launch
 
     def counted_call(self: Launch, *arguments: Any) -> None:
         # the first call of a Launch may call itself, on what was compiled for another
@@ -195,7 +220,7 @@ def count_launches() -> Iterator[Counter[str]]:
 
     def counted_launch(kernel: Any, *arguments: Any, **options: Any) -> None:
         launched[_name(kernel)] += 1
-        launch(kernel, *arguments, **options)
+        build(kernel, *arguments, **options)
 
     with (
         mock.patch.object(Launch, "__call__", counted_call),

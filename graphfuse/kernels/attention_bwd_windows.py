@@ -87,7 +87,7 @@ def attention_bwd_window_kernel(
     own_scale = None
     if key_scale_ptr is not None:
         # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
-        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats & (TRANSPOSED or LOOPS), HEADS)
+        own_scale = load_numbers(key_scale_ptr, rows, heads, mask_stats & (TRANSPOSED or LOOPS > 0), HEADS)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     if LOOPS:

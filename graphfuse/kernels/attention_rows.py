@@ -186,7 +186,7 @@ def loop_gradients(
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
     top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE)
-    s = tl.sum(own * other, 1)[:, None]
+    s = tl.sum(rounded(own * other, mask), 1)[:, None]  # as forward adds it up
     if own_scale is not None:
         s *= own_scale
     p = softmax_weight(tl.where(with_loop, s * SCALE, float("-inf")), top, norm, PRECISE)
@@ -277,7 +277,7 @@ def attention_bwd_row_kernel(
         if TRANSPOSED:
             place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             top, norm, delta = load_stats(stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE)
-        s = tl.sum(own[None, :, :] * other, 2)
+        s = sum_of_products(own[None, :, :] * other, live[:, None, None], 2, DIM)  # as forward adds it up
         if key_scale_ptr is not None:
             if TRANSPOSED:
                 scale = tl.reshape(own_scale, (1, BLOCK_HEADS))
@@ -297,7 +297,7 @@ def attention_bwd_row_kernel(
                 gathered = live[:, None, None] & mask_query[None, :, :]
                 edge_query = tl.load(edge_query_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
                 edge_value = tl.load(edge_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            s += tl.sum(edge_query * edge_attr, 2)
+            s += sum_of_products(edge_query * edge_attr, live[:, None, None], 2, EDGE_DIM)
             dp += tl.sum(edge_value * edge_attr, 2)
         p = softmax_weight(tl.where(live[:, None], s * SCALE, float("-inf")), top, norm, PRECISE)
         dropped = p

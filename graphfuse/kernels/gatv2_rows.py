@@ -5,7 +5,7 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
-from graphfuse.kernels.tiles import head_tile, row_task
+from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def loop_gradients(
         dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
     else:
         dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
-    s = tl.sum(att * leaky(u, SLOPE), 1)
+    s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)  # as forward adds it up
     ds, dropped = slopes(s, mask_head, dp, shift, norm, delta, factor, PRECISE)
     scored = ds[:, None] * leaky_slope(u, SLOPE)
     if d_loop_edge_ptr is not None:
@@ -118,7 +118,7 @@ def gatv2_bwd_row_kernel(
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
-        s = tl.sum(att[None, :, :] * leaky(u, SLOPE), 2)
+        s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)  # as forward adds it up
         base = delta
         if own_out_ptr is not None:
             dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0

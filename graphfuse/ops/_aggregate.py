@@ -258,6 +258,8 @@ class Spmm(torch.autograd.Function):
                 if needs_weight:
                     grad_weight, grad_bias = _linear_grad(how.graph, grad, y, out_grad, ctx.bias_dtype)
             if needs_x:
+                # neighbours read its rows: where the result is float32 and x is not, in the dtype of x
+                grad_y = grad_y if grad_y.dtype is dtype else grad_y.to(dtype)
                 back = how.transpose(keep_aggregate=False, out_dtype=dtype)
                 grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
         if out_grad is not None and grad_bias is None:

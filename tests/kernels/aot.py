@@ -207,7 +207,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "WARPS": config.warps,
                 "SCALE": 0.125,
                 "DROPOUT": rate,
-                "LOOPS": loops,
+                "LOOPS": int(loops),
                 "PROBE": config.probe,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
