@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import sum_of_products
 
 # The widest row, heads and their features each rounded up to a power of two, that one program holds.
 MAX_WIDTH = 4096
@@ -51,11 +52,11 @@ def _logits_kernel(
     at = x_ptr + offs_row[:, None, None] * X_STRIDE + offs_att[None, :, :]
     x = tl.load(at, mask=mask, other=0.0).to(ACC)
     left = tl.load(left_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
-    of_left = tl.sum(x * left[None, :, :], 2)
+    of_left = sum_of_products(x * left[None, :, :], mask, 2, DIM)
     tl.store(of_left_ptr + offs_head, of_left.to(of_left_ptr.dtype.element_ty), mask=mask_head)
     if right_ptr is not None:
         right = tl.load(right_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
-        of_right = tl.sum(x * right[None, :, :], 2)
+        of_right = sum_of_products(x * right[None, :, :], mask, 2, DIM)
         tl.store(of_right_ptr + offs_head, of_right.to(of_right_ptr.dtype.element_ty), mask=mask_head)
 
 

@@ -32,7 +32,15 @@ from graphfuse.kernels import (
     spmm,
 )
 from graphfuse.kernels.launch import Config, Load
-from tests.kernels.aot_nodes import Case, building, gated_skip, linear_map, normalised, terms_of_nodes
+from tests.kernels.aot_nodes import (
+    Case,
+    building,
+    copied_and_summed,
+    gated_skip,
+    linear_map,
+    normalised,
+    terms_of_nodes,
+)
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -326,6 +334,7 @@ def cases() -> Iterator[Case]:
             yield from normalised(dtype, dim)
         for heads, dim in ((1, 7), (8, 8), (16, 256)):
             yield from terms_of_nodes(dtype, heads, dim)
+            yield from copied_and_summed(dtype, heads, dim)
     yield from reordered()
 
 

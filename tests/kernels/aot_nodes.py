@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from graphfuse.formats import quick_kernels
-from graphfuse.kernels import gate, launch, linear, logits, unit_rows
+from graphfuse.kernels import additive_bwd, attention_bwd, gate, gathered, launch, linear, logits, unit_rows
 
 
 class Case(NamedTuple):
@@ -88,6 +88,30 @@ def terms_of_nodes(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     constants |= {"ROWS": config.rows, "X_STRIDE": heads * dim}
     for kernel in (logits._logits_kernel, logits._logits_bwd_kernel):
         yield Case(f"{kernel.__name__}[{dtype}-{heads}-{dim}]", kernel, operands, constants, config.warps)
+
+
+def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
+    pointer, config, wide = f"*{dtype}", launch.whole_rows(dim), "*fp32"
+    shape = {
+        "HEADS": heads,
+        "DIM": dim,
+        "BLOCK_DIM": config.block_dim,
+        "ROWS": config.rows,
+        "ACC": tl.float32,
+    }
+    strides = {"X_STRIDE": heads * dim, "GRAD_STRIDE": heads * dim, "WIDTH": -(-dim // 8) * 8}
+    edges = {"EDGE_DIM": 0, "BLOCK_EDGE": 1, "SLOPE": 0.2}
+    operands = dict.fromkeys(
+        ("out_ptr", "x_ptr", "grad_ptr", "tilt_ptr", "a_dst_ptr", "d_a_dst_ptr"), pointer
+    )
+    operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
+    for kernel in (
+        gathered._gathered_kernel,
+        attention_bwd._attention_delta_kernel,
+        additive_bwd._additive_delta_kernel,
+    ):
+        name = f"{kernel.__name__}[{dtype}-{heads}-{dim}]"
+        yield Case(name, kernel, operands, shape | strides | edges, config.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
