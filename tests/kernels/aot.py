@@ -215,7 +215,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "WARPS": config.warps,
                 "SCALE": 0.125,
                 "DROPOUT": rate,
-                "LOOPS": int(loops),
+                "LOOPS": int(loops) if "window" in kernel.__name__ else loops,
                 "PROBE": config.probe,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
@@ -272,7 +272,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "WARPS": config.warps,
                 "SLOPE": 0.2,
                 "DROPOUT": rate,
-                "LOOPS": True,
+                "LOOPS": 1 if "window" in kernel.__name__ else True,
                 "V2": v2,
                 "ACC": tl.float32,
             }
