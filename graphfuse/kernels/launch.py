@@ -106,8 +106,8 @@ def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
 def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, size: int) -> int:
     """Features of a row as it is gathered: ``dim``, or more that are 0, so that rows start on 16 bytes.
 
-    Rows that start anywhere are loaded in pieces of 2 or 4 bytes. 41 features of half precision took 2.4 to
-    3 times as long as 48, of float32 1.6 to 3.7 times (one H200, the stand-in of Reddit).
+    Rows that start anywhere are loaded in pieces of 2 or 4 bytes. 41 features of half precision took 2.1 to
+    3 times as long as 48, of float32 1.6 to 3.7 times (H200, the stand-in of Reddit: benchmarks/NOTES.md).
     """
     row = dim * size
     if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
@@ -162,10 +162,10 @@ def linear_grad(left: int, right: int) -> Config:
 
 @functools.cache
 def whole_rows(dim: int) -> Config:
-    """Kernels of :mod:`.gate`, :mod:`.logits`, :mod:`.unit_rows`: 8 elements of a tile of rows a thread."""
+    """Kernels of whole rows: 8 elements of a tile a thread, or more, as a program has 512 threads at most."""
     width = power_of_two(dim)
     rows = max(1, 1024 // width)
-    return Config(width, 1, 1, max(1, rows * width // 256), rows=rows)
+    return Config(width, 1, 1, min(16, max(1, rows * width // 256)), rows=rows)
 
 
 def row_slices(num_rows: int, rows: int) -> tuple[int, int]:

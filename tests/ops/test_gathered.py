@@ -194,6 +194,14 @@ def test_an_op_under_compile_has_the_strides_of_its_fake(
     assert copied and out.is_contiguous()
 
 
+def test_rows_of_any_width_are_copied(device: torch.device) -> None:
+    from graphfuse.kernels.gathered import gathered
+
+    x = torch.randn(2, 1, 18_001, device=device)
+    assert torch.equal(gathered({}, x, 18_004), torch.nn.functional.pad(x, (0, 3)))
+    assert launch.whole_rows(18_004).warps == 16  # AMD's GPUs take no more
+
+
 def test_which_graphs_copy() -> None:
     many = (1 << 20, 10_000, 10_000)
     assert launch.gathered_width(*many, 41, 2) == 48
