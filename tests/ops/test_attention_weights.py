@@ -63,7 +63,7 @@ def test_derivatives() -> None:
 def test_bitwise_repeatable(device: torch.device) -> None:
     windows, _, given = draw("hub", device, torch.float16, 2, 16)
     found = []
-    for _ in range(5):
+    for _ in range(5 if device.type == "cuda" else 2):  # nothing races in the interpreter
         weights = ops.attention_weights(**given, windows=windows)
         found.append([weights, *torch.autograd.grad(weights.square().sum(), list(given.values()))])
     assert all(torch.equal(a, b) for again in found[1:] for a, b in zip(again, found[0], strict=True))
