@@ -107,7 +107,7 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     """Features of a row as it is gathered: ``dim``, or more that are 0, so that rows start on 16 bytes.
 
     Rows that start anywhere are loaded in pieces of 2 or 4 bytes. 41 features of half precision took 2.1 to
-    3 times as long as 48, of float32 1.6 to 3.7 times (H200, the stand-in of Reddit: benchmarks/NOTES.md).
+    3 times as long as 48, of float32 1.6 to 3.7 times (results/nvidia-h200/odd_widths.md).
     """
     row = dim * size
     if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
