@@ -111,16 +111,23 @@ def copies(w: Walk) -> Tensor | None:
     return result
 
 
-def holds_loops(w: Walk) -> bool:
-    """Whether :func:`masks_without_loops` still has self-loops, and kernels tell them by their places.
+def row_masks(w: Walk, self_loops: bool) -> tuple[Tensor | None, int]:
+    """The row masks for a window kernel, and its LOOPS.
 
-    So on small graphs, of which a record may serve one step; never where windows have an order of their own.
+    0: all edges count. With ``self_loops`` each node brings a loop of its own, and those that are entries do
+    not count. 1: they are in the masks, and the kernel tells them by their places; so on small graphs, of
+    which a record may serve one step. 2: the masks came without; so on large ones, and where rows have an
+    order of their own.
     """
-    return w.row_index is None and w.num_entries < _CLEARED
+    if not self_loops:
+        return w.row_mask, 0
+    if w.row_index is None and w.num_entries < _CLEARED:
+        return w.row_mask, 1
+    return masks_without_loops(w), 2
 
 
 def masks_without_loops(w: Walk) -> Tensor:
-    """The row masks without self-loops, ``int16[num_entries]``, unless :func:`holds_loops`.
+    """The row masks without self-loops, ``int16[num_entries]``.
 
     Computed once for a walk; the first call waits for the GPU.
 
@@ -128,8 +135,6 @@ def masks_without_loops(w: Walk) -> Tensor:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     assert w.row_mask is not None
-    if holds_loops(w):
-        return w.row_mask
     if "masks" not in w.plans:
         _must_not_capture(w, "the row masks without self-loops")
         masks = w.row_mask.clone()

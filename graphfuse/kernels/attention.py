@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, holds_loops, masks_without_loops
+from graphfuse.formats.walk import Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
@@ -85,19 +85,10 @@ class Structure(NamedTuple):
 
 
 def window_graph(structure: Structure, self_loops: bool) -> tuple[tuple[Tensor | None, ...], int]:
-    """What window kernels of attention take of the graph, and LOOPS.
-
-    LOOPS is 1 if each node has one loop and loops are in the masks too, 2 if the masks came without, else 0.
-    """
+    """What window kernels of attention take of the graph, and LOOPS, see :func:`.row_masks`."""
     w = structure.walk
-    row_mask = masks_without_loops(w) if self_loops else w.row_mask
-    graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
-    return graph, loops_of(w, self_loops)
-
-
-def loops_of(w: Walk, self_loops: bool) -> int:
-    """LOOPS, see :func:`window_graph`."""
-    return (1 if holds_loops(w) else 2) if self_loops else 0
+    row_mask, loops = row_masks(w, self_loops)
+    return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies), loops
 
 
 class Edges(NamedTuple):

@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import EdgeOrder, Walk, masks_without_loops
+from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention import loops_of
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
@@ -21,9 +20,8 @@ from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, wi
 #   grid      (num_tasks * blocks,): one program = one task (a window or a slice of one) x BLOCK_DIM features;
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
 #   reads     x [num_cols, X_DIM], rows X_STRIDE apart, zeros after DIM; tasks, row_index, column, row_mask;
-#             optional operands
+#             optional operands; LOOPS, see formats.walk.row_masks, with loop_weight
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
-#             LOOPS: with loop_weight; 1 if self-loops are in the masks too, 2 if those came without
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
@@ -167,10 +165,10 @@ def _plan(
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
-        row_mask = masks_without_loops(w) if loops else w.row_mask
+        row_mask, with_loops = row_masks(w, loops)
         programs, structure = num_tasks, (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
-        rest = (*counts, *weight_strides, *shape, config.step, config.stages, loops_of(w, loops), *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         registers = config.registers
         main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest, registers)
     else:

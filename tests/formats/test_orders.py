@@ -21,7 +21,7 @@ from graphfuse.formats import load_windows, reorder, save_windows
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import decode
 from graphfuse.formats.cache import row_windows
-from graphfuse.formats.walk import copies, holds_loops, masks_without_loops
+from graphfuse.formats.walk import copies, masks_without_loops, row_masks
 from graphfuse.testing import GRAPHS
 from graphfuse.transforms import ToRowWindows
 from tests.formats.test_build import define_windows, read_windows
@@ -94,11 +94,13 @@ def test_masks_without_loops_of_rows_as_numbered(
     graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = build(graph, "natural", device).walk()
-    assert holds_loops(w) and masks_without_loops(w) is w.row_mask  # of a small graph
+    for loops in (0, 1):
+        masks, found = row_masks(w, bool(loops))
+        assert masks is w.row_mask and found == loops  # of a small graph
     monkeypatch.setattr("graphfuse.formats.walk._CLEARED", 0)
     monkeypatch.setattr("graphfuse.formats.walk._CHUNK", 5)
-    assert not holds_loops(w)
-    masks = masks_without_loops(w)
+    masks, found = row_masks(w, True)
+    assert masks is masks_without_loops(w) and found == 2
     rows, columns = decode(w.ptr, w.column, w.row_mask)
     left = decode(w.ptr, w.column, masks)
     assert torch.equal(torch.stack(left), torch.stack([rows, columns])[:, rows != columns])

@@ -158,6 +158,27 @@ def short_hub(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
     return edge_index[:, (edge_index < 40).all(0)], (40, 40)
 
 
+def check_mixed(
+    kind: str, graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, edges: bool
+) -> None:
+    """Terms of float32 beside rows of ``dtype``: errors are those of half precision."""
+    windows, edge_index, given = draw(kind, graph, device, dtype, heads, dim, edges, loops=True)
+    rows = ("x", "x_src", "x_dst", "edge", "loop_edge") if kind == "gatv2" else ("x",)
+    terms = [name for name in given if name not in rows]
+    options = {"dropout": 0.3, "seed": torch.tensor([5], device=device), "self_loops": True}
+
+    def mixed(**given: Tensor) -> Tensor:
+        return OPS[kind][0](**given, windows=windows, **options)
+
+    def in_half(**given: Tensor) -> Tensor:
+        if given[terms[0]].dtype == torch.float32:
+            given |= {name: given[name].to(dtype) for name in terms}
+            return OPS[kind][1](edge_index, **given, **options).float()
+        return OPS[kind][1](edge_index, **given, **options)
+
+    check(mixed, in_half, given | {name: given[name].detach().float().requires_grad_() for name in terms})
+
+
 @pytest.mark.parametrize(
     ("graph", "dtype"), [("ragged", torch.float16), ("short_hub", torch.bfloat16)], ids=str
 )
@@ -173,23 +194,10 @@ def test_terms_of_float32(
     """Beside rows of half precision: results and gradients have their dtypes, errors those of half."""
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setitem(GRAPHS, "short_hub", short_hub)
-    windows, edge_index, given = draw(kind, graph, device, dtype, 2, 12, walked == "rows", loops=True)
-    walks = windows.walks(walked == "rows", False)
+    edge_index, size = GRAPHS[graph](device)
+    walks = RowWindows.from_edge_index(edge_index, size).walks(walked == "rows", False)
     assert graph == "ragged" or (walks.forward.num_slots > 0 and walks.backward.num_slots > 0)
-    rows = ("x", "x_src", "x_dst", "edge", "loop_edge") if kind == "gatv2" else ("x",)
-    terms = [name for name in given if name not in rows]
-    options = {"dropout": 0.3, "seed": torch.tensor([5], device=device), "self_loops": True}
-
-    def mixed(**given: Tensor) -> Tensor:
-        return OPS[kind][0](**given, windows=windows, **options)
-
-    def in_half(**given: Tensor) -> Tensor:
-        if given[terms[0]].dtype == torch.float32:
-            given |= {name: given[name].to(dtype) for name in terms}
-            return OPS[kind][1](edge_index, **given, **options).float()
-        return OPS[kind][1](edge_index, **given, **options)
-
-    check(mixed, in_half, given | {name: given[name].detach().float().requires_grad_() for name in terms})
+    check_mixed(kind, graph, device, dtype, 2, 12, edges=walked == "rows")
 
 
 @pytest.mark.parametrize("level", [-1e4, 0.0, 1e4])

@@ -249,32 +249,35 @@ def test_compile_has_no_graph_break(device: torch.device) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def check_scaled_keys(
+    graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, **options: Any
+) -> None:
+    """Keys that are values times a factor, of which the op reads values and factor alone."""
+    windows, edge_index, given = draw(graph, device, dtype, heads, dim)
+    generator = torch.Generator(device).manual_seed(2)
+    scale = torch.rand(windows.shape[1], heads, device=device, generator=generator) + 0.5
+    x = {"q": given["q"], "x": given["v"], "key_scale": scale.requires_grad_()}
+    options["seed"] = torch.tensor([3], device=device)
+
+    def op(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
+        k = (x * key_scale[:, :, None]).to(x.dtype)
+        return ops.sparse_attention(q, k, x, windows, key_scale=key_scale.detach(), **options)
+
+    def definition(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
+        k = (x * key_scale[:, :, None]).to(x.dtype)
+        return reference.sparse_attention(edge_index, q, k, x, **options)
+
+    check(op, definition, x)
+
+
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("graph", ["ragged", "repeated", "hub"])
 def test_scaled_keys_that_are_the_values(
     graph: str, loops: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    for dtype, heads, dim, dropout in ((narrow(walked), 3, 8, 0.0), (torch.float16, 1, 24, 0.3)):
-        windows, edge_index, given = draw(graph, device, dtype, heads, dim)
-        generator = torch.Generator(device).manual_seed(2)
-        scale = torch.rand(windows.shape[1], heads, device=device, generator=generator) + 0.5
-        x = {"q": given["q"], "x": given["v"], "key_scale": scale.requires_grad_()}
-        options = {"self_loops": loops, "dropout": dropout, "seed": torch.tensor([3], device=device)}
-
-        def op(
-            q: Tensor, x: Tensor, key_scale: Tensor, windows: RowWindows = windows, options: Any = options
-        ) -> Tensor:
-            k = (x * key_scale[:, :, None]).to(x.dtype)
-            return ops.sparse_attention(q, k, x, windows, key_scale=key_scale.detach(), **options)
-
-        def definition(
-            q: Tensor, x: Tensor, key_scale: Tensor, edge_index: Tensor = edge_index, options: Any = options
-        ) -> Tensor:
-            k = (x * key_scale[:, :, None]).to(x.dtype)
-            return reference.sparse_attention(edge_index, q, k, x, **options)
-
-        check(op, definition, x)
+    check_scaled_keys(graph, device, narrow(walked), 3, 8, self_loops=loops)
+    check_scaled_keys(graph, device, torch.float16, 1, 24, self_loops=loops, dropout=0.3)
 
 
 def test_scaled_keys_are_not_read(walked: str, device: torch.device) -> None:

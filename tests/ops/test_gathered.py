@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from graphfuse import RowWindows, ops, reference
+from graphfuse import ops, reference
 from graphfuse.kernels import launch
+from graphfuse.ops._heads import contiguous_heads
 from graphfuse.testing import check
 from tests.ops import test_attention, test_edge_attention
-from tests.ops.test_additive_attention import WALKS, check_additive, draw
+from tests.ops.test_additive_attention import WALKS, check_additive, check_mixed
 from tests.ops.test_attention import narrow
 from tests.ops.test_spmm import build, check_spmm, scales
 from tests.ops.test_spmm import draw as draw_matrices
@@ -110,13 +111,7 @@ def test_attention_of_odd_heads(
 def test_scaled_keys_that_are_the_values(
     walked: str, device: torch.device, copied: list[tuple[int, int]]
 ) -> None:
-    _, edge_index, given = test_attention.draw("ragged", device, torch.float16, 2, 7)
-    windows = RowWindows.from_edge_index(edge_index, (given["v"].size(0), given["q"].size(0)))
-    scale = torch.linspace(0.5, 1.5, given["v"].size(0) * 2, device=device).view(-1, 2)
-    found = ops.sparse_attention(given["q"], given["v"], given["v"], windows, key_scale=scale)
-    keys = given["v"].double() * scale[:, :, None].double()
-    wanted = reference.sparse_attention(edge_index, given["q"].double(), keys, given["v"].double())
-    torch.testing.assert_close(found.double(), wanted, rtol=4e-3, atol=4e-3)
+    test_attention.check_scaled_keys("ragged", device, torch.float16, 2, 7, self_loops=True)
     assert set(copied) == {(7, 8)}
 
 
@@ -140,34 +135,37 @@ def test_additive_attention_with_edges(
     kind: str, device: torch.device, copied: list[tuple[int, int]]
 ) -> None:
     check_additive(kind, "ragged", device, torch.float32, 2, 7, edges=True, self_loops=True)
-    assert bool(copied) == (
-        kind == "gat"
-    )  # GATv2's edges have rows themselves, which would have to be copied
+    # GATv2's edges have rows themselves, which would have to be copied
+    assert bool(copied) == (kind == "gat")
 
 
 @WALKS
 def test_terms_of_float32(
     kind: str, walked: str, device: torch.device, copied: list[tuple[int, int]]
 ) -> None:
-    """Results have another dtype than rows, and as many features."""
-    windows, _, given = draw(kind, "ragged", device, torch.bfloat16, 2, 7)
-    terms = ("att",) if kind == "gatv2" else ("a_src", "a_dst")
-    given |= {name: given[name].detach().float().requires_grad_() for name in terms}
-    op = ops.gatv2_attention if kind == "gatv2" else ops.gat_attention
-    found = op(**given, windows=windows)
-    gradients = torch.autograd.grad(found.sum(), list(given.values()))
-    assert copied and found.dtype is torch.float32
-    copied.clear()
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(launch, "copy_pays", lambda *sizes: False)
-        windows, _, _ = draw(kind, "ragged", device, torch.bfloat16, 2, 7)  # plans are kept with the record
-        plain = op(**given, windows=windows)
-        wanted = torch.autograd.grad(plain.sum(), list(given.values()))
-    assert not copied
-    torch.testing.assert_close(found, plain)
-    for gradient, name, other in zip(gradients, given, wanted, strict=True):
-        assert gradient.is_contiguous() and gradient.shape == given[name].shape
-        torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2)
+    """Results have another dtype than rows, and are as wide."""
+    check_mixed(kind, "ragged", device, torch.float16, 2, 7, edges=False)
+    assert set(copied) == {(7, 8)}
+
+
+def test_rows_an_odd_number_apart_are_made_contiguous() -> None:
+    odd, even = torch.randn(4, 9)[:, :8].view(4, 2, 4), torch.randn(4, 10)[:, :8].view(4, 2, 4)
+    assert torch.equal(contiguous_heads(odd), odd) and contiguous_heads(odd).is_contiguous()
+    assert contiguous_heads(even) is even
+    whole = torch.randn(4, 1, 7)
+    assert contiguous_heads(whole) is whole or contiguous_heads(whole).data_ptr() == whole.data_ptr()
+
+
+def test_half_precision_rows_are_gathered_backward_too(walked: str, device: torch.device) -> None:
+    """Where the result, and so its gradient, is float32, as GCN's under autocast."""
+    windows, _, num_src, _ = build("ragged", device)
+    x = torch.randn(num_src, 8, device=device).half().requires_grad_()
+    out = ops.spmm(windows, x, out_dtype=torch.float32)
+    torch.autograd.grad(out.sum(), x)
+    walks = windows.walks(walked == "rows", False)
+    for walk in (walks.forward, walks.backward):
+        dtypes = {key[2] for key in walk.plans if isinstance(key, tuple) and key[0] == "spmm"}
+        assert dtypes == {torch.float16}
 
 
 def test_padding_is_zero_whatever_the_scale(device: torch.device) -> None:

@@ -10,9 +10,8 @@ import torch
 from graphfuse import ops, reference
 from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, check
-from tests.ops import test_attention
 from tests.ops.test_additive_attention import check_additive
-from tests.ops.test_attention import DTYPES, check_attention, draw, narrow
+from tests.ops.test_attention import DTYPES, check_attention, check_scaled_keys, draw, narrow
 from tests.ops.test_spmm import check_spmm
 
 SQUARE = [name for name in GRAPHS if not name.startswith("bipartite")]
@@ -132,6 +131,6 @@ def test_masks_that_come_without_loops(
         monkeypatch.setattr(launch, prefers, lambda *sizes: False)
     check_attention(graph, device, torch.float16, 2, 8, self_loops=True)
     check_additive("gat", graph, device, torch.float16, 1, 24, self_loops=True)
-    test_attention.test_scaled_keys_that_are_the_values(graph, True, "windows", device, monkeypatch)
+    check_scaled_keys(graph, device, torch.float16, 2, 8, self_loops=True)
     for dtype in (torch.float16, torch.float32):
         check_spmm(graph, device, dtype, 12, weighted=False, loops=True)
