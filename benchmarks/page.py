@@ -30,7 +30,8 @@ mean and standard deviation over seeds. graphfuse and PyG train in turn, everyth
 is graphfuse minus PyG, and `p` that of Welch's two-sided test that the means are equal. Start-up is what
 comes before the first epoch of the first run of a process, in none of the times, nor in the peak of memory
 where start-up has one of its own; on a CPU, peak memory is that of the process, of both kinds of layers
-together. [Training](training.md#what-is-measured) defines the other columns. A command adds its rows to the file that `--results` names.
+together. [Training](training.md#what-is-measured) defines the other columns. A command adds its rows to the
+file that `--results` names.
 
 **Kernels and steps.** Times are medians of one call. The floor is a kernel that only reads the rows and
 writes the result, measured in the same run. `PyG /` and `fastest other /` are times over that of graphfuse.

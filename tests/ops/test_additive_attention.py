@@ -24,8 +24,6 @@ CASES = [
     for turn, graph in enumerate(GRAPHS)
     for dtype in (DTYPES if torch.cuda.is_available() else [DTYPES[turn % 3]])
 ]
-
-
 # GATv2 has rows alone
 WALKS = pytest.mark.parametrize(
     ("kind", "walked"), [("gat", "windows"), ("gat", "rows"), ("gatv2", "rows")], indirect=["walked"]
