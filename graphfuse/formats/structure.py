@@ -142,7 +142,8 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int, method: str 
         bar.set_description("row windows: check")
         inputs.check_indices(edge_index, num_src, num_dst)
         key = fingerprint(edge_index)
-        src, dst = edge_index[0], edge_index[1]
+        narrow = edge_index.element_size() < 4  # no index to torch
+        src, dst = edge_index.int() if narrow else edge_index
         bar.update()
         bar.set_description("row windows: rows")
         forward = _build_direction(dst, src, num_dst, num_src, method)

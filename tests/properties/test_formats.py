@@ -29,8 +29,8 @@ def windows_of(graph: Graph, method: str = "natural") -> RowWindows:
     return RowWindows.from_edge_index(graph.edge_index, graph.size, method)
 
 
-def complete(graph: Graph) -> RowWindows:
-    windows = windows_of(graph)
+def complete(graph: Graph, method: str = "natural") -> RowWindows:
+    windows = windows_of(graph, method)
     assert all(getattr(windows, part).dtype == torch.int32 for part in PARTS)
     return windows
 
@@ -100,10 +100,14 @@ def test_the_structure_forgets_the_order_of_edges(graph: Graph, seed: int, metho
 
 
 @examples(20)
-@given(graph=some_graphs, dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16, torch.int32]))
-def test_integers_of_any_size_and_copies_of_any_kind(graph: Graph, dtype: torch.dtype) -> None:
-    windows = complete(graph)
-    other = RowWindows.from_edge_index(graph.edge_index.to(dtype), graph.size)
+@given(
+    graph=some_graphs,
+    dtype=st.sampled_from([torch.uint8, torch.int8, torch.int16, torch.int32]),
+    method=orders,
+)
+def test_integers_of_any_size_and_copies_of_any_kind(graph: Graph, dtype: torch.dtype, method: str) -> None:
+    windows = complete(graph, method)
+    other = RowWindows.from_edge_index(graph.edge_index.to(dtype), graph.size, method)
     assert other.fingerprint == windows.fingerprint
     travelled = [windows.clone(), copy.copy(windows), copy.deepcopy(windows), windows.to("cpu"), other]
     travelled += [pickle.loads(pickle.dumps(windows))]
