@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from graphfuse.formats.build import WINDOW
 from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
@@ -52,7 +51,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         warps: Warps of a program.
     """
     index = None if _INTERPRETING else torch.cuda.current_device()
-    key = (kernel, index, *map(_kind, arguments))
+    key = (kernel.fn, index, *[  # what Triton tells apart, where numbers are not specialised
+        None if one is None
+        else -(2**31) <= one < 2**31 if type(one) is int
+        else (one.dtype, one.data_ptr() & 15 == 0)
+        for one in arguments
+    ])  # fmt: skip
     if key in _COMPILED:
         run, function, metadata = _COMPILED[key]
         stream = triton.runtime.driver.active.get_current_stream(index)
@@ -73,13 +77,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     compiled = kernel[grid](*arguments, num_warps=warps)
     if not _INTERPRETING:
         _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata)
-
-
-def _kind(argument: Any) -> Any:
-    # what Triton tells apart, where numbers are not specialised
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() & 15 == 0
-    return argument is None or -(2**31) <= argument < 2**31
 
 
 # Keys of the edges, in both directions, and their fingerprint.

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import WINDOW, decode, places_of
+from graphfuse.formats.by_tensor import ByTensor
 
 # Entries from which on row masks without self-loops are kept, 2 bytes an entry, so that kernels need not look
 # for the loop of each node in every step; and how many are made at once.
@@ -43,7 +43,7 @@ class Walk(NamedTuple):
         return self.column.numel()
 
 
-_WALKS: WeakIdKeyDictionary = WeakIdKeyDictionary()  # packed tensor -> its directions
+_WALKS: ByTensor[dict[bool, Walk]] = ByTensor()  # the directions of packed tensors
 _LOCK = threading.Lock()
 
 
@@ -53,10 +53,12 @@ def walk(packed: Tensor, transposed: bool) -> Walk:
     One object for as long as ``packed`` lives, so that what was prepared for a walk serves a registered op
     too, which receives nothing but tensors.
     """
-    with _LOCK:
-        directions: dict[bool, Walk] | None = _WALKS.get(packed)
-        if directions is None:
-            directions = _WALKS[packed] = {}
+    directions = _WALKS.get(packed)
+    if directions is None:
+        with _LOCK:
+            directions = _WALKS.get(packed)
+            if directions is None:
+                directions = _WALKS[packed] = {}
     if transposed not in directions:
         directions.setdefault(transposed, _walk(packed, transposed))
     return directions[transposed]

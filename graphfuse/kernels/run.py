@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from graphfuse.kernels.device import HIP, INTERPRETING
 
 # What Triton compiled, by all that it compiles for: a mini-batch's record is new, its kernels are not.
 _COMPILED: dict[Any, tuple[Any, ...]] = {}
+_TREATMENTS: dict[Any, tuple[int, ...]] = {}  # of the numbers that a kernel's function takes
 
 
 class Launch:
@@ -74,11 +76,13 @@ class Launch:
         if not aligned or INTERPRETING:
             self._kernel[(self._programs,)](*arguments, **self._options)
             return
+        key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
-        shared = _all_aligned(*self._structure)
-        key = (index, *self._options.values(), *specialization(self._kernel, arguments)) if shared else None
-        if key in _COMPILED:
-            self._compiled = _COMPILED[key]
+        if _all_aligned(*self._structure):
+            tensors = (*outputs, *self._structure, *operands)
+            key = (index, *self._options.values(), *specialization(self._kernel, tensors, self._rest))
+            self._compiled = _COMPILED.get(key)
+        if self._compiled is not None:
             self(outputs, operands, aligned, index)
             return
         kernel = self._kernel[(self._programs,)](*arguments, **self._options)
@@ -89,18 +93,39 @@ class Launch:
             _COMPILED[key] = self._compiled
 
 
-def specialization(kernel: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``kernel`` and all that Triton tells apart in its arguments, if tensors start on 16 bytes."""
-    return (kernel, *map(_kind, arguments, kernel.params))
+def specialization(kernel: Any, tensors: Iterable[Tensor | None], rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The function of ``kernel`` and all that Triton tells apart in its arguments.
+
+    Args:
+        kernel: A ``triton.jit`` function.
+        tensors: Its first arguments, that start on 16 bytes.
+        rest: Its other arguments.
+    """
+    function = kernel.fn  # the hash of a kernel is a function of Triton's
+    treatments = _TREATMENTS.get(function)
+    if treatments is None:
+        treatments = _TREATMENTS[function] = tuple(map(_treatment, kernel.params[-len(rest) :]))
+    return (
+        function,
+        *[None if tensor is None else tensor.dtype for tensor in tensors],
+        *map(type, rest),  # 1, 1.0 and True are equal
+        *[
+            one if treatment == 2 and type(one) is not float else _kind(one, treatment)
+            for one, treatment in zip(rest, treatments, strict=True)
+        ],
+    )
 
 
-def _kind(argument: Any, param: Any) -> Any:
-    if isinstance(argument, Tensor):
-        return argument.dtype
-    if param.is_constexpr or type(argument) is not int:
-        return repr(argument)  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+def _treatment(param: Any) -> int:
+    # 2: a constexpr, 1: integers are not specialised, 0: they are
+    return 2 if param.is_constexpr else int(param.do_not_specialize)
+
+
+def _kind(argument: Any, treatment: int) -> Any:
+    if treatment == 2 or type(argument) is not int:
+        return repr(argument) if type(argument) is float else argument  # 0.0 and -0.0 are equal
     fits = -(2**31) <= argument < 2**31
-    return fits if param.do_not_specialize else (fits, argument == 1, argument % 16 == 0)
+    return fits if treatment == 1 else (fits, argument == 1, argument % 16 == 0)
 
 
 def aligned(*tensors: Tensor | None) -> bool:

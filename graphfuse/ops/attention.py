@@ -327,7 +327,8 @@ class Attention(torch.autograd.Function):
         given, (out, _, edge_sum) = Operands(*ctx.saved_tensors[:-3]), ctx.saved_tensors[-3:]
         with_edge_attr = bool(ctx.needs_input_grad[2 + Operands._fields.index("edge_attr")])
         grad = torch.zeros_like(out) if grad is None else grad
-        edge_value = torch.zeros_like(edge_sum) if edge_value is None else edge_value
+        if edge_value is None:  # without edges it is of no size
+            edge_value = torch.zeros_like(edge_sum) if edge_sum.numel() > 0 else edge_sum
         arguments = (*ctx.how, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
         graph = for_gradient(ctx.graph, grad, edge_value)
         if isinstance(graph, Walks):
