@@ -104,7 +104,7 @@ def specialization(kernel: Any, tensors: Iterable[Tensor | None], rest: tuple[An
     function = kernel.fn  # the hash of a kernel is a function of Triton's
     treatments = _TREATMENTS.get(function)
     if treatments is None:
-        treatments = _TREATMENTS[function] = tuple(map(_treatment, kernel.params[-len(rest) :]))
+        treatments = _TREATMENTS[function] = tuple(map(_treatment, kernel.params))[-len(rest) :]
     return (
         function,
         *[None if tensor is None else tensor.dtype for tensor in tensors],
