@@ -68,7 +68,8 @@ def test_nothing_is_left_to_build(
     assert graphfuse.warmup(net, data) is net
 
     def plans() -> dict[int, tuple[walk.Walk, set[Any]]]:
-        return {id(one): (one, set(one.plans)) for both in walk._WALKS.values() for one in both.values()}
+        walks = [one for both in walk._WALKS.values() for one in both.values()]
+        return {id(one): (one, {*one.plans, *one.derived}) for one in walks}
 
     def refuse(*args: Any) -> None:
         raise AssertionError("built after the warm-up")

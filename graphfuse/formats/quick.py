@@ -176,7 +176,7 @@ def build_rows(windows: Tensor, edges_of_rows: Tensor) -> Tensor:
     outputs = (forward.column, backward.column, forward.ptr, backward.ptr)
     directions = 1 if scalars.symmetric else 2
     _scatter(given, scalars, edges_of_rows, outputs, (None,) * 4, directions)
-    if given[0].plans.get("copies", ...) is None:
+    if given[0].derived.get("copies", ...) is None:
         _know_no_copies(both)
     return rows
 
@@ -266,7 +266,7 @@ def _both(packed: Tensor) -> _Both:
 
 def _know_no_copies(walks: _Both) -> None:
     for w in walks:
-        w.plans["copies"] = None  # what formats.walk.copies would find
+        w.derived["copies"] = None  # what formats.walk.copies would find
 
 
 def _entries(windows: _Both) -> list[Tensor | None]:

@@ -149,7 +149,11 @@ class RowWindows:
     @property
     def nbytes(self) -> int:
         """Bytes of everything built so far, both directions, without the caller's edge list."""
-        return sum(tensor.nbytes for tensor in self._structure.packed().values())
+        found = self._structure.packed()
+        graphs = [found[name] for name in ("windows", "rows") if name in found]
+        derived = [walk(graph, back).derived.values() for graph in graphs for back in (False, True)]
+        parts = [*found.values(), *(part for values in derived for part in values if part is not None)]
+        return sum({id(part): part.nbytes for part in parts}.values())
 
     @property
     def fingerprint(self) -> int:

@@ -36,6 +36,7 @@ class Walk(NamedTuple):
     split: int
     num_slots: int
     plans: dict[Any, Any]  # launches that were prepared for this walk
+    derived: dict[str, Tensor | None]  # made of the structure, for both directions if they are equal
 
     @property
     def num_entries(self) -> int:
@@ -44,7 +45,7 @@ class Walk(NamedTuple):
 
 
 _WALKS: ByTensor[dict[bool, Walk]] = ByTensor()  # the directions of packed tensors
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 
 
 def walk(packed: Tensor, transposed: bool) -> Walk:
@@ -60,12 +61,15 @@ def walk(packed: Tensor, transposed: bool) -> Walk:
             if directions is None:
                 directions = _WALKS[packed] = {}
     if transposed not in directions:
-        directions.setdefault(transposed, _walk(packed, transposed))
+        with _LOCK:
+            if transposed not in directions:
+                directions[transposed] = _walk(packed, transposed, directions.get(not transposed))
     return directions[transposed]
 
 
-def _walk(packed: Tensor, transposed: bool) -> Walk:
+def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
     kind, scalars, sections = packing.unpack(packed)
+    derived = other.derived if other is not None and scalars.symmetric else {}
     rows, cols = scalars.num_dst, scalars.num_src
     split, slots = scalars.split_dst, scalars.slots_dst
     if transposed:
@@ -76,11 +80,11 @@ def _walk(packed: Tensor, transposed: bool) -> Walk:
         row_mask = mask.view(torch.int16)[: column.numel()]
         row_index = index[0] if index and index[0].numel() > 0 else None
         found = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
-        return Walk(WINDOW, rows, cols, *found, split, slots, {})
+        return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived)
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
         cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
-        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {})
+        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {}, derived)
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 
@@ -96,21 +100,20 @@ def to_edge_index(w: Walk) -> Tensor:
 def copies(w: Walk) -> Tensor | None:
     """How many equal entries stand before each, ``int32[num_entries]``; ``None`` if no edge is repeated.
 
-    Computed once for a walk; the first call waits for the GPU.
+    Computed once; the first call waits for the GPU.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
-    if "copies" not in w.plans:
+    if "copies" not in w.derived:
         _must_not_capture(w, "the counts of repeated edges, for dropout,")
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
         new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])
         place = torch.arange(w.num_entries, device=w.column.device)
         found = (place - torch.where(new, place, 0).cummax(0).values).to(torch.int32)
-        w.plans["copies"] = None if bool(new.all()) else found
-    result: Tensor | None = w.plans["copies"]
-    return result
+        w.derived["copies"] = None if bool(new.all()) else found
+    return w.derived["copies"]
 
 
 def row_masks(w: Walk, self_loops: bool) -> tuple[Tensor | None, int]:
@@ -131,13 +134,13 @@ def row_masks(w: Walk, self_loops: bool) -> tuple[Tensor | None, int]:
 def masks_without_loops(w: Walk) -> Tensor:
     """The row masks without self-loops, ``int16[num_entries]``.
 
-    Computed once for a walk; the first call waits for the GPU.
+    Computed once; the first call waits for the GPU.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     assert w.row_mask is not None
-    if "masks" not in w.plans:
+    if "masks" not in w.derived:
         _must_not_capture(w, "the row masks without self-loops")
         masks = w.row_mask.clone()
         for begin in range(0, w.num_entries, _CHUNK):
@@ -147,9 +150,9 @@ def masks_without_loops(w: Walk) -> Tensor:
             offset = places_of(column, w.num_rows, w.row_index) - window * WINDOW
             bit = torch.where((offset >= 0) & (offset < WINDOW), 1 << offset.clamp(0, WINDOW - 1), 0)
             mask &= ~bit.to(torch.int16)
-        w.plans["masks"] = w.row_mask if torch.equal(masks, w.row_mask) else masks
-    found: Tensor = w.plans["masks"]
-    return found
+        w.derived["masks"] = None if torch.equal(masks, w.row_mask) else masks
+    found = w.derived["masks"]
+    return w.row_mask if found is None else found
 
 
 def _must_not_capture(w: Walk, what: str) -> None:

@@ -107,9 +107,22 @@ def test_masks_without_loops_of_rows_as_numbered(
     assert (masks is w.row_mask) is not bool((rows == columns).any())
 
 
+@pytest.mark.parametrize(
+    ("graph", "made"), [("repeated", 4), ("self_loops", 2), ("full", 1), ("symmetric", 1)]
+)
+def test_what_is_derived_is_one_where_directions_are_equal(graph: str, made: int) -> None:
+    windows = build(graph, "natural")
+    before, walks = windows.nbytes, (windows.walk(), windows.transpose().walk())
+    found = [part for w in walks for part in (masks_without_loops(w), copies(w)) if part is not w.row_mask]
+    of_bytes = {id(part): part.nbytes for part in found if part is not None}
+    assert len(of_bytes) == made
+    assert (walks[0].derived is walks[1].derived) is windows.symmetric is (graph in ("full", "symmetric"))
+    assert windows.nbytes - before == sum(of_bytes.values())
+
+
 def test_a_capture_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     w = build("self_loops", "degree").walk()
-    on_gpu = w._replace(column=SimpleNamespace(is_cuda=True), plans={})
+    on_gpu = w._replace(column=SimpleNamespace(is_cuda=True), derived={})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(
         RuntimeError, match="the row masks without self-loops would be built during CUDA graph"
