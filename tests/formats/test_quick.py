@@ -70,9 +70,20 @@ def test_random_graphs(num_src: int, num_dst: int, numbers: list[int]) -> None:
 
 
 def test_what_is_left_to_the_other_build(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = torch.empty(2, 0, device=device)
-    assert not quick.suits(large, quick.MOST_EDGES + 1, 5, 5)
-    assert not quick.suits(large, 5, quick.MOST_NODES, 5)
+    graph, edges, nodes = torch.empty(2, 0, device=device), quick.MOST_EDGES, quick.MOST_NODES
+    with monkeypatch.context() as patch:
+        patch.setattr(quick, "runs_on", lambda _: True)
+        assert quick.suits(graph, edges, nodes - 5, 5) and quick.suits(graph, 1, 1, nodes - 1)
+        for sizes in (
+            (edges + 1, 5, 5),
+            (5, nodes - 4, 5),
+            (5, 5, nodes - 4),
+            (0, 5, 5),
+            (5, 0, 5),
+            (5, 5, 0),
+        ):
+            assert not quick.suits(graph, *sizes), sizes
+    assert quick.suits(graph, 5, 5, 5) is quick.runs_on(device)
     repeated = torch.tensor([[0, 1, 0], [2, 2, 2]], device=device)
     assert quick.build_windows(repeated, 3, 3) is None
     for wrong in ([[0, 3], [1, 1]], [[0, -1], [1, 1]], [[0, 1], [1, 3]], [[0, 1], [-9, 1]]):
