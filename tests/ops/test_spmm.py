@@ -69,13 +69,17 @@ def test_output_and_gradients_match_definition(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("graph", ["hub", "full", "repeated", "bipartite_tall"])
+@pytest.mark.parametrize("graph", ["hub", "full", "repeated", "bipartite_tall", "symmetric"])
 def test_cut_windows_and_rows(
     graph: str, weighted: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    for dtype, loops in ((torch.float16, True), (torch.float32, False)):
-        check_spmm(graph, device, dtype, 12, weighted, loops)
+    for dtype, dim, loops in (
+        (torch.float16, 12, True),
+        (torch.float16, 130, False),
+        (torch.float32, 130, False),
+    ):
+        check_spmm(graph, device, dtype, dim, weighted, loops)
 
 
 @pytest.mark.parametrize("dim", [1, 7, 33, 100, 602])
