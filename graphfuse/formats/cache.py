@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from graphfuse.formats import inputs
+from graphfuse.formats.by_tensor import ByTensor
 from graphfuse.formats.late import LateWindows
 from graphfuse.formats.row_windows import RowWindows
 from graphfuse.formats.structure import Structure, find_live
@@ -27,14 +27,11 @@ Sizes = tuple[int, int]  # num_src, num_dst
 class _Known(NamedTuple):
     """The records of an ``edge_index``; they hold as long as it is in this state."""
 
-    owner: weakref.ref[Tensor]
     state: Any
     records: dict[Sizes, RowWindows]
 
 
-# By the tensor's id, with a look whose it is: torch's WeakIdKeyDictionary makes a weak reference for every
-# look-up, of which there is one in each forward.
-_BY_TENSOR: dict[int, _Known] = {}
+_KNOWN: ByTensor[_Known] = ByTensor()
 _PINNED: list[Any] = []
 _LOCK = threading.RLock()
 
@@ -85,7 +82,7 @@ def clear_cache() -> None:
     A CUDA graph that replays a forgotten record reads freed memory: drop such graphs first.
     """
     with _LOCK:
-        _BY_TENSOR.clear()
+        _KNOWN.clear()
         _PINNED.clear()
 
 
@@ -99,16 +96,12 @@ def pin_if_capturing(record: RowWindows) -> RowWindows:
 
 def _records(edge_index: Tensor, state: Any) -> dict[Sizes, RowWindows]:
     """What was built from ``edge_index`` as it is; nothing if it was edited in place since."""
-    known = _BY_TENSOR.get(id(edge_index))
-    if known is None or known.owner() is not edge_index or known.state != state:
-        return {}
-    return known.records
+    known = _KNOWN.get(edge_index)
+    return {} if known is None or known.state != state else known.records
 
 
 def _keep(edge_index: Tensor, state: Any, records: dict[Sizes, RowWindows]) -> None:
-    at = id(edge_index)
-    owner = weakref.ref(edge_index, lambda _: _BY_TENSOR.pop(at, None))
-    _BY_TENSOR[at] = _Known(owner, state, records)
+    _KNOWN[edge_index] = _Known(state, records)
 
 
 def _state(edge_index: Tensor) -> Any:

@@ -103,7 +103,7 @@ def test_records_die_with_their_edge_index() -> None:
     for _ in range(50):
         row_windows(edges(), 33, 33)
     gc.collect()
-    assert len(cache._BY_TENSOR) == 0
+    assert not list(cache._KNOWN.values())
     row_windows(GRAPHS["hub"]()[0], 100, 100)  # structures of other sizes are dropped from the register
     assert sum(len(alive) for alive in structure._LIVE.values()) <= 1
 
@@ -113,8 +113,9 @@ def test_an_id_that_is_used_again_finds_nothing_of_the_dead() -> None:
     record = row_windows(old, 33, 33)
     new.copy_(old.flip(1))
     # as if `old` had died unseen, and `new` lay where it was and looked the same
-    known = cache._BY_TENSOR[id(old)]
-    cache._BY_TENSOR[id(new)] = known._replace(state=cache._state(new))
+    entries = cache._KNOWN._entries
+    owner, known = entries[id(old)]
+    entries[id(new)] = owner, known._replace(state=cache._state(new))
     assert row_windows(new, 33, 33) is not record
     assert row_windows(new, 33, 33).matches(new)
 
