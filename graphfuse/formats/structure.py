@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -131,8 +132,9 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int, method: str 
 
     ``method`` is that of :func:`graphfuse.formats.reorder.cluster`.
     """
-    sizes = (num_dst, num_src, edge_index.size(1))
     inputs.check_sizes(edge_index, num_src, num_dst)
+    num_src, num_dst = operator.index(num_src), operator.index(num_dst)  # NumPy's integers too
+    sizes = (num_dst, num_src, edge_index.size(1))
     with torch.no_grad():
         if method == "natural" and quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
             found = quick.build_windows(edge_index, num_src, num_dst)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse import RowWindows
+from graphfuse.formats import packed as packing
 from graphfuse.formats import quick
 from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 from graphfuse.formats.walk import copies
@@ -59,6 +61,15 @@ def test_both_builds_agree(graph: str, dtype: torch.dtype, device: torch.device)
     taken = same(edge_index.to(dtype), *size)
     columns = edge_index.unique(dim=1).size(1) if edge_index.numel() else 0
     assert taken == (edge_index.size(1) > 0 and columns == edge_index.size(1))  # all but with repeated edges
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_sizes_of_numpy_become_pythons(small: bool, device: torch.device) -> None:
+    edge_index, size = GRAPHS["bipartite"](device)
+    record, parts = built(edge_index, tuple(map(np.int64, size)), small)
+    assert all(map(torch.equal, parts, built(edge_index, size, small)[1]))
+    scalars = packing.unpack(record.packed_windows).scalars
+    assert {type(number) for number in (*record.sizes, *record.shape, *scalars)} == {int}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
