@@ -1,4 +1,4 @@
-"""Triton 3.6's interpreter, less what it does over and over: five to six times as fast.
+"""Triton 3.6's interpreter, less what it does over and over: five times as fast.
 
 Every call of a device function looks through all of ``triton.language`` for what the launch has replaced
 already, every tensor makes its shape and types anew, of operands that fit each other it is found out whether

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -24,16 +25,20 @@ def test_import_is_light() -> None:
 import sys, time
 import torch_geometric, torch_geometric.nn, torch_geometric.transforms, tqdm
 before = set(sys.modules)
-start = time.process_time()
+start = time.perf_counter()
 import graphfuse
-seconds = time.process_time() - start
+seconds = time.perf_counter() - start
 heavy = ("triton", "graphfuse.kernels.spmm", "jsonargparse", "ogb", "scipy", "matplotlib")
 print(seconds, *[name for name in heavy if name in set(sys.modules) - before])
 """
-    # the fastest of three, of the processor's time: other processes share the machine
-    outputs = [python(code).split() for _ in range(3)]
-    assert min(float(words[0]) for words in outputs) < 0.3
-    assert outputs[0][1:] == [], "imported too early"
+    fastest = math.inf
+    for _ in range(5):  # other processes share the machine
+        seconds, *early = python(code).split()
+        assert early == [], "imported too early"
+        fastest = min(fastest, float(seconds))
+        if fastest < 0.3:
+            break
+    assert fastest < 0.3
 
 
 def test_without_triton_everything_runs_on_the_cpu() -> None:

@@ -122,7 +122,8 @@ def _treatment(param: Any) -> int:
 
 
 def _kind(argument: Any, treatment: int) -> Any:
-    if treatment == 2 or type(argument) is not int:
+    # of a float, or of what is no constexpr
+    if type(argument) is not int:
         return repr(argument) if type(argument) is float else argument  # 0.0 and -0.0 are equal
     fits = -(2**31) <= argument < 2**31
     return fits if treatment == 1 else (fits, argument == 1, argument % 16 == 0)

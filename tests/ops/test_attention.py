@@ -250,10 +250,17 @@ def test_compile_has_no_graph_break(device: torch.device) -> None:
 
 
 def check_scaled_keys(
-    graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, **options: Any
+    graph: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    dim: int,
+    reorder: str = "natural",
+    **options: Any,
 ) -> None:
     """Keys that are values times a factor, of which the op reads values and factor alone."""
     windows, edge_index, given = draw(graph, device, dtype, heads, dim)
+    windows = RowWindows.from_edge_index(edge_index, windows.shape[::-1], reorder)
     generator = torch.Generator(device).manual_seed(2)
     scale = torch.rand(windows.shape[1], heads, device=device, generator=generator) + 0.5
     x = {"q": given["q"], "x": given["v"], "key_scale": scale.requires_grad_()}

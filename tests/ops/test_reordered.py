@@ -13,7 +13,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, Graph, check
 from tests.ops import test_additive_attention as additive
-from tests.ops.test_attention import DTYPES, draw
+from tests.ops.test_attention import DTYPES, check_scaled_keys, draw
 
 METHODS = ("degree", "bisection")
 HALF = (torch.float16, torch.bfloat16)
@@ -131,20 +131,8 @@ def test_attention(graph: str, device: torch.device) -> None:
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("graph", ["late_hub", "repeated"])
 def test_scaled_keys_that_are_the_values(graph: str, loops: bool, device: torch.device) -> None:
-    windows, edge_index, given = draw(graph, device, torch.float16, 2 if loops else 1, 8)
-    windows = ordered(windows, "degree")
-    scale = torch.rand(windows.shape[1], given["q"].size(1), device=device) + 0.5
-    options = {"self_loops": loops}
-
-    def op(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
-        k = (x * key_scale[:, :, None]).to(x.dtype)
-        return ops.sparse_attention(q, k, x, windows, key_scale=key_scale.detach(), **options)
-
-    def definition(q: Tensor, x: Tensor, key_scale: Tensor) -> Tensor:
-        k = (x * key_scale[:, :, None]).to(x.dtype)
-        return reference.sparse_attention(edge_index, q, k, x, **options)
-
-    check(op, definition, {"q": given["q"], "x": given["v"], "key_scale": scale.requires_grad_()})
+    heads = 2 if loops else 1
+    check_scaled_keys(graph, device, torch.float16, heads, 8, reorder="degree", self_loops=loops)
 
 
 @pytest.mark.parametrize("graph", MOVED)
