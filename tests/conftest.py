@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import fcntl
+import gc
 import importlib.util
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,19 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def tens_of_gib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests that need tens of GiB take turns, as two of pytest-xdist's workers would not fit into one GPU."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
+    with (tmp_path_factory.getbasetemp().parent / f"graphfuse-large-{gpu}").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

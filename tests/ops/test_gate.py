@@ -244,6 +244,7 @@ def test_many_rows_match_and_repeat(dim: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("tens_of_gib")
 def test_more_than_2_31_elements() -> None:
     num_rows, dim, device = 2_200_000, 1024, torch.device("cuda")
     out = torch.empty(num_rows, dim, dtype=torch.float16, device=device).normal_().requires_grad_()

@@ -209,6 +209,7 @@ def check_last_rows(device: str, dtype: torch.dtype, num_nodes: int, num_last: i
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)  # windows and rows
+@pytest.mark.usefixtures("tens_of_gib")
 def test_offsets_beyond_32_bits(dtype: torch.dtype) -> None:
     """num_nodes * heads * dim > 2^31: the last rows read and write the right place, backward too."""
     check_last_rows("cuda", dtype, 4_300_000, 1000, 20_000)

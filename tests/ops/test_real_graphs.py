@@ -136,6 +136,7 @@ def test_bitwise_repeatable_on_a_million_nodes(dtype: torch.dtype) -> None:
     check_repeats(*graph("uniform-1m-12m", None), dtype, 64)
 
 
+@pytest.mark.usefixtures("tens_of_gib")
 def test_offsets_beyond_32_bits() -> None:
     """num_nodes * dim > 2^31: the last rows read and write the right place."""
     num_nodes, dim = 4_300_000, 512

@@ -319,6 +319,7 @@ def test_float64_on_a_gpu_points_elsewhere() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [False, True], ids=["windows", "rows"])
+@pytest.mark.usefixtures("tens_of_gib")
 def test_offsets_beyond_32_bits(rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "prefers_rows", lambda *args: rows)
     num_nodes, dim = 9_000_001, 256  # 2.3e9 elements

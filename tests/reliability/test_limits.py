@@ -89,6 +89,7 @@ def test_two_to_the_31_edges_are_refused(name: str, device: torch.device) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@pytest.mark.usefixtures("tens_of_gib")
 def test_three_million_nodes_with_eight_heads(name: str, dtype: torch.dtype) -> None:
     """Millions of programs in the one dimension of a grid that has no limit of 65,535."""
     num_nodes, device = 3_000_000, torch.device("cuda")
