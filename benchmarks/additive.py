@@ -59,7 +59,7 @@ def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, 
     operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
     backward = mode == "fwd+bwd"
     inputs = Inputs(loaded, kind, operands, grad if backward else None)
-    rows = _rows(kind, loaded.windows, shape, dtype)
+    rows = _rows(kind, loaded.windows, shape, backward, dtype)
     facts = loaded.facts(dtype)
     facts["extra"] |= {"kind": kind}
     floor_ms = None
@@ -96,10 +96,10 @@ def _draw(
     return {name: value.to(dtype) for name, value in operands.items()}, grad.to(dtype)
 
 
-def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool, dtype: torch.dtype) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
-        return launch.gat_prefers_rows(*windows.sizes, *shape, dtype)
+        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, dtype)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
 
 

@@ -28,6 +28,7 @@ from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import walk
 from graphfuse.kernels import launch
+from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
 
@@ -169,7 +170,7 @@ def build_structures(on: torch.device) -> None:
 
 
 def launch_of_nodes(on: torch.device) -> None:
-    """AGNN's and GAT's kernels of nodes, which no op of the soak launches."""
+    """AGNN's and GAT's kernels of nodes and those of a bias, which no op of the soak launches."""
     x, factor = (
         torch.randn(150, 33, device=on, requires_grad=True),
         torch.ones(1, device=on, requires_grad=True),
@@ -179,6 +180,10 @@ def launch_of_nodes(on: torch.device) -> None:
     left, right = torch.randn(2, 3, 11, device=on, requires_grad=True).unbind()
     terms = logits(x.view(150, 3, 11), left, right)
     torch.autograd.grad(terms, (x, left, right), [torch.ones_like(term) for term in terms])
+    bias = torch.randn(33, device=on, requires_grad=True)
+    with mock.patch.object(columns, "_LARGE", 0):
+        y = columns.add_bias(x, bias)
+        torch.autograd.grad(y, (x, bias), torch.ones_like(y))
 
 
 def launch_as_on_large_graphs(on: torch.device) -> None:

@@ -28,7 +28,7 @@ from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
 from graphfuse.kernels.attention_tiles import inverse
-from graphfuse.kernels.device import HALF
+from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -84,8 +84,6 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
     if key not in w.plans:
         config = launch.whole_rows(shape.dim)
-        if shape.dtype not in HALF:  # the tile of the row kernels, whose sums it has to repeat
-            config = row_config(w, shape, backward=True)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
         rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
@@ -242,7 +240,7 @@ def _gatv2_bwd(
         plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())
         if plan.merge is not None:
             plan.merge((first, second, None, partial), (), True, x.get_device())
-    return d_dst, d_att.sum(0, dtype=stats.dtype).to(att.dtype)
+    return d_dst, column_sums(d_att.flatten(1), att.dtype).view(att.shape)
 
 
 def _gatv2_bwd_plan(

@@ -11,9 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
+from graphfuse.kernels.columns import slices_merge
 from graphfuse.kernels.run import Launch, accumulator, current_device
-
-MERGE_BLOCK, MERGE_SLICES = 16, 128  # columns of a program of the merge, and slices it adds at a time
 
 
 @triton.jit
@@ -93,24 +92,6 @@ def _gate_bwd_kernel(
     tl.store(partial_ptr + 2 * DIM, tl.sum(dw3, 0), mask=mask_dim)
 
 
-# Adds the slices: partial [num_slices, WIDTH] to dw [WIDTH].
-#   grid      (cdiv(WIDTH, BLOCK),)
-#   order     of slices, SLICES at a time
-@triton.jit(do_not_specialize=["num_slices"])
-def _gate_merge_kernel(
-    dw_ptr, partial_ptr, num_slices,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLICES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((SLICES, BLOCK), dtype=ACC)
-    for first in tl.range(0, num_slices, SLICES):
-        slices = first + tl.arange(0, SLICES)
-        mask = (slices < num_slices)[:, None] & (offs < WIDTH)[None, :]
-        offs_partial = slices.to(tl.int64)[:, None] * WIDTH + offs[None, :]
-        acc += tl.load(partial_ptr + offs_partial, mask=mask, other=0.0)
-    tl.store(dw_ptr + offs, tl.sum(acc, 0).to(dw_ptr.dtype.element_ty), mask=offs < WIDTH)
-
-
 # Prepared launches, by whatever the kernels are compiled for, the pointers' alignment included. Batches of
 # a loader have ever new numbers of rows: the latest stay.
 @functools.lru_cache(maxsize=256)
@@ -146,9 +127,7 @@ def _backward_plan(
     length, num_slices = launch.row_slices(num_rows, config.rows)
     rest = (num_rows, length, *strides, dim, config.block_dim, config.rows, acc)
     main = Launch(_gate_bwd_kernel, num_slices, config.warps, (), rest)
-    merge_rest = (num_slices, 3 * dim, MERGE_BLOCK, MERGE_SLICES, acc)
-    merge = Launch(_gate_merge_kernel, -(-3 * dim // MERGE_BLOCK), config.merge_warps, (), merge_rest)
-    return _BackwardPlan(num_slices, main, merge)
+    return _BackwardPlan(num_slices, main, slices_merge(num_slices, 3 * dim, acc))
 
 
 def _aligned(*tensors: Tensor) -> tuple[bool, ...]:

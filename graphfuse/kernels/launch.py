@@ -25,6 +25,9 @@ _FULL = 4224
 # Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
 _COPIED = 1 << 17
 
+# Edges of a column entry up to which windows of GAT's attention have much to skip.
+_FEW = 3
+
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 
@@ -327,14 +330,17 @@ def gat_prefers_rows(
     num_entries: int,
     heads: int,
     dim: int,
+    trained: bool,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether GAT's attention walks rows rather than windows.
+    """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
     For the reasons of dot-product attention, and wherever heads are narrower than a sector: rows need one
-    exponential for each edge and head, windows 16 for each entry and head.
+    exponential for each edge and head, windows 16 for each entry and head. With several heads of a sector
+    that pays in backward, which does more for each.
     """
-    if dim * dtype.itemsize < 32:
+    sector = dim * dtype.itemsize
+    if sector < 32 or (sector == 32 and heads > 1 and trained and num_edges <= _FEW * num_entries):
         return True
     return attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
 

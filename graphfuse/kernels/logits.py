@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
+from graphfuse.kernels.columns import slices_merge
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import sum_of_products
 
@@ -106,17 +107,18 @@ def _plan(
     shape: tuple[int, int, int],
     stride: int,
     both: bool,
-) -> tuple[Launch, int]:
-    # the launch, and its programs
+) -> tuple[Launch, int, Launch | None]:
+    # the launch, its programs, and, backward, what adds up their parts of the vectors' gradients
     num_rows, heads, dim = shape
     block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
     config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtypes[0])
     rest = (stride, heads, dim, block_heads, block_dim, config.rows, acc)
     if not backward:
         programs = -(-num_rows // config.rows)
-        return Launch(_logits_kernel, programs, config.warps, (), (num_rows, *rest)), programs
+        return Launch(_logits_kernel, programs, config.warps, (), (num_rows, *rest)), programs, None
     length, programs = launch.row_slices(num_rows, config.rows)
-    return Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest)), programs
+    main = Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest))
+    return main, programs, slices_merge(programs, (1 + both) * heads * dim, acc)
 
 
 def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -138,7 +140,7 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
     of_left = left.new_empty(x.shape[:2])
     of_right = None if right is None else left.new_empty(x.shape[:2])
     dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
-    plan, _ = _plan(False, index, dtypes, shape, x.stride(0), right is not None)
+    plan, *_ = _plan(False, index, dtypes, shape, x.stride(0), right is not None)
     plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
     return of_left, of_right
 
@@ -146,7 +148,7 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
 def logits_bwd(
     x: Tensor, left: Tensor, right: Tensor | None, d_left: Tensor, d_right: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Launches the kernel of the gradients of ``x`` and, a row for each program, ``left`` and ``right``.
+    """Launches the kernels of the gradients: that of ``x``, and those of ``left`` and ``right`` side by side.
 
     Args:
         x: As in :func:`logits`.
@@ -160,10 +162,12 @@ def logits_bwd(
         with torch.cuda.device(index):
             return logits_bwd(x, left, right, d_left, d_right)
     dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
-    plan, programs = _plan(True, index, dtypes, shape, x.stride(0), right is not None)
+    plan, programs, merge = _plan(True, index, dtypes, shape, x.stride(0), right is not None)
+    assert merge is not None
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    dx = x.new_empty(x.shape)
-    partial = x.new_empty((programs, 1 if right is None else 2, *left.shape), dtype=acc)
+    dx, vectors = x.new_empty(x.shape), left.new_empty((1 if right is None else 2, *left.shape))
+    partial = x.new_empty((programs, *vectors.shape), dtype=acc)
     operands = (x, left, right, d_left, d_right)
     plan((dx, partial), operands, aligned(*operands), index)
-    return dx, partial
+    merge((vectors,), (partial,), True, index)
+    return dx, vectors

@@ -14,6 +14,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.nn._attention import is_of_edges
 from graphfuse.nn._projection import is_plain
+from graphfuse.ops.columns import add_bias
 
 
 def with_attention(out: Tensor, edge_index: Any, alpha: Tensor) -> Any:
@@ -52,18 +53,23 @@ def sparse_with_loops(adj_t: SparseTensor, edge_dim: int | None) -> SparseTensor
 
 def finished(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
     """The heads of ``out`` joined, and residual and bias of ``layer`` added."""
-    out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
-    if res is not None:
-        out = out + res
-    bias = layer.bias
+    out, bias = _joined(layer, out, res), layer.bias
     return out if bias is None else out + bias
 
 
 def unshared(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
     """:func:`finished`, of what an op has returned; a copy where that would be the op's own tensor."""
-    if res is None and layer.concat and layer.bias is None and out.requires_grad:
-        out = out.clone()  # the op keeps its result for backward, where a change in place is an error
-    return finished(layer, out, res)
+    bias = layer.bias
+    if bias is None:
+        if res is None and layer.concat and out.requires_grad:
+            out = out.clone()  # the op keeps its result for backward, where a change in place is an error
+        return finished(layer, out, res)
+    return add_bias(_joined(layer, out, res), bias)
+
+
+def _joined(layer: Any, out: Tensor, res: Tensor | None) -> Tensor:
+    out = out.view(-1, layer.heads * layer.out_channels) if layer.concat else out.mean(dim=1)
+    return out if res is None else out + res
 
 
 def dtype_reasons(att: Tensor, like: Tensor) -> list[str]:

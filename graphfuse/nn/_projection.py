@@ -12,6 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse.nn._dispatch import is_plain_tensor
+from graphfuse.ops.columns import sums_quickly, with_bias_gradient
 
 
 def is_plain(lin: Any) -> bool:
@@ -31,7 +32,13 @@ def mapped(x: Tensor, lin: Any) -> Tensor:
         found: Tensor = lin(x)
         return found
     parameters = lin._parameters
-    return F.linear(x, parameters["weight"], parameters["bias"])
+    return _affine(x, parameters["weight"], parameters["bias"])
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or not sums_quickly(x, weight.size(0), bias):
+        return F.linear(x, weight, bias)
+    return with_bias_gradient(F.linear(x, weight, bias.detach()), bias)
 
 
 def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
@@ -47,7 +54,7 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
         return [lin(x).view(-1, num_heads, head_dim) for lin, num_heads in zip(layers, heads, strict=True)]
     bias = None if biases[0] is None else torch.cat(biases)
     # split, not slices: its backward is one concatenation
-    rows = F.linear(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
+    rows = _affine(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
     return rows.split_with_sizes(heads, 1)
 
 

@@ -25,6 +25,7 @@ from graphfuse.ops._library import (
     graph_of,
     register,
 )
+from graphfuse.ops.columns import column_sums
 from graphfuse.ops.sddmm import Sddmm, contiguous_rows
 
 
@@ -263,7 +264,7 @@ class Spmm(torch.autograd.Function):
                 back = how.transpose(keep_aggregate=False, out_dtype=dtype)
                 grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
         if out_grad is not None and grad_bias is None:
-            grad_bias = _sum_rows(out_grad, ctx.bias_dtype)
+            grad_bias = column_sums(out_grad, ctx.bias_dtype)
         if needs_y:
             a, b = _scaled(grad_y.to(dtype), how.row_scale), _scaled(x, how.col_scale)
             if needs_edge_weight:
@@ -294,12 +295,7 @@ def _linear_grad(
             graph.forward.plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
         )
         return found
-    return torch.mm(left.t(), right), None if grad is None else _sum_rows(grad, bias_dtype)
-
-
-def _sum_rows(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    total: Tensor = x.sum(0)
-    return total if total.dtype == dtype else total.to(dtype)
+    return torch.mm(left.t(), right), None if grad is None else column_sums(grad, bias_dtype or grad.dtype)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -81,8 +81,8 @@ class Logits(torch.autograd.Function):
             return dx, *((grad * x).sum(0) for grad in terms)
         more = () if len(grads) > 1 else (None,)
         given = (*vectors, *more, *(grad.contiguous() for grad in grads), *more)
-        dx, partial = _launchers().logits_bwd(x, *given)
-        return dx, *partial.sum(0).to(vectors[0].dtype).unbind()
+        dx, d_vectors = _launchers().logits_bwd(x, *given)
+        return dx, *d_vectors.unbind()
 
 
 _apply = direct_apply(Logits)

@@ -102,11 +102,18 @@ def inference() -> dict[str, Any]:
 
 
 def test_graph_transformer(stack: Bench) -> None:
-    assert len(stack.cases()) == 12
+    assert len(stack.cases()) == 15
     ours, theirs, *_ = stack.rows(inference(), quick=True)
     assert (ours.status, ours.path, theirs.status, theirs.path) == ("ok", "fused", "ok", "-"), (ours, theirs)
     assert (ours.heads, ours.head_dim, ours.extra["layers"]) == (1, 8, 2)
     assert (ours.extra["attention_ms"], ours.extra["attention / whole"]) == (2.0, 1.0)
+
+
+def test_a_stack_on_a_batch_of_molecules(stack: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_transformer, "_MOLECULES", 3)
+    ours, *_ = stack.rows(inference() | {"graph": graph_transformer._BATCH}, quick=True)
+    assert (ours.status, ours.path, ours.extra["stand_in"]) == ("ok", "fused", True), ours
+    assert 20 < ours.num_nodes < 150
 
 
 def test_every_layer_of_a_stack_is_checked(stack: Bench) -> None:

@@ -35,6 +35,7 @@ from graphfuse.kernels.launch import Config, Load
 from tests.kernels.aot_nodes import (
     Case,
     building,
+    columns_of,
     copied_and_summed,
     gated_skip,
     linear_map,
@@ -330,6 +331,7 @@ def cases() -> Iterator[Case]:
             yield from linear_map(dtype, left, right)
         for dim in (1, 64, 602, 2048, 4096):
             yield from gated_skip(dtype, dim)
+            yield from columns_of(dtype, dim)
         for dim in (1, 128, 256):
             yield from normalised(dtype, dim)
         for heads, dim in ((1, 7), (8, 8), (16, 256)):

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from graphfuse.formats import quick_kernels
-from graphfuse.kernels import additive_bwd, attention_bwd, gate, gathered, launch, linear, logits, unit_rows
+from graphfuse.kernels import (
+    additive_bwd,
+    attention_bwd,
+    columns,
+    gate,
+    gathered,
+    launch,
+    linear,
+    logits,
+    unit_rows,
+)
 
 
 class Case(NamedTuple):
@@ -121,9 +131,21 @@ def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
     for kernel in (gate._gate_kernel, gate._gate_bwd_kernel):
         yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
-    kernel, acc = gate._gate_merge_kernel, {"WIDTH": 3 * dim, "ACC": tl.float32}
-    constants = {"BLOCK": gate.MERGE_BLOCK, "SLICES": gate.MERGE_SLICES}
-    yield Case(kernel.__name__ + name, kernel, operands, acc | constants, config.merge_warps)
+
+
+def columns_of(dtype: str, dim: int) -> Iterator[Case]:
+    config, name = launch.whole_rows(min(dim, columns.MAX_BLOCK)), f"[{dtype}-{dim}]"
+    operands = dict.fromkeys(("y_ptr", "x_ptr", "bias_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
+    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
+    for kernel in (columns._bias_kernel, columns._column_sum_kernel):
+        yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+    for num_slices in (20, columns.MERGE_SLICES):
+        merge = columns.slices_merge(num_slices, dim, tl.float32)
+        operands = {"out_ptr": f"*{dtype}", "partial_ptr": "*fp32"}
+        constants = dict(zip(("WIDTH", "BLOCK", "SLICES", "ACC"), merge._rest[1:], strict=True))
+        name = f"[{dtype}-{dim}-{num_slices}]"
+        kernel, warps = merge._kernel, merge._options["num_warps"]
+        yield Case(kernel.__name__ + name, kernel, operands, constants, warps)
 
 
 def building() -> Iterator[Case]:

@@ -30,10 +30,10 @@ def operands(
 def few_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Slices of several steps, as of a large graph."""
     pytest.importorskip("triton")
-    from graphfuse.kernels import gate
+    from graphfuse.kernels import columns, gate
 
     monkeypatch.setattr("graphfuse.kernels.launch.MAX_ROW_SLICES", 3)
-    monkeypatch.setattr(gate, "MERGE_SLICES", 2)
+    monkeypatch.setattr(columns, "MERGE_SLICES", 2)
     gate._backward_plan.cache_clear()
     yield
     gate._backward_plan.cache_clear()
