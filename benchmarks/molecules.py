@@ -1,5 +1,7 @@
 """A TransformerConv on a batch of small graphs, forward and backward, windows cut within the call or given.
 
+``captured`` replays a CUDA graph of graphfuse's step on given windows; PyG's step is launched anew each time.
+
 The graphs are stand-ins of the sizes of ogbg-molhiv, not molhiv: rings and chains joined at random, of about
 25 nodes and 27 bonds, each bond in both directions.
 """
@@ -19,7 +21,7 @@ import graphfuse.nn
 from benchmarks import truth
 from benchmarks.bench import Bench, Prepared, Problem, device
 from graphfuse import RowWindows
-from graphfuse.train import models
+from graphfuse.train import loop, models
 
 _IN, _HEADS, _HEAD_DIM = 128, 4, 32
 _RINGS = (2, 3, 4)  # of a molecule; the bonds are as many as its atoms, less one, and its rings
@@ -69,7 +71,7 @@ class Inputs:
     edge_index: Tensor
     x: Tensor
     grad: Tensor  # of the output
-    given: bool  # whether graphfuse gets windows
+    windows: str  # of graphfuse: built, given or captured
 
     def layer(self, package: Any) -> torch.nn.Module:
         """The layer of ``package``, with the same start for all."""
@@ -87,7 +89,7 @@ def _problem(molecules: int, windows: str, dtype: torch.dtype, mode: str) -> Pro
     random = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(num_nodes, size, generator=random) for size in (_IN, _HEADS * _HEAD_DIM))
     x, grad = x.to(device(), dtype), grad.to(device(), dtype)
-    inputs = Inputs(edge_index.to(device()), x, grad, windows == "given")
+    inputs = Inputs(edge_index.to(device()), x, grad, windows)
     results = [
         _results(inputs, inputs.layer(pyg).to(precise), inputs.edge_index)
         for precise in (torch.float64, dtype)
@@ -123,10 +125,12 @@ def _results(i: Inputs, layer: torch.nn.Module, edges: Any) -> Sequence[Tensor]:
 
 
 def _graphfuse(i: Inputs) -> Prepared:
-    if not i.given:  # while windows of equal edges live, none would be built
+    if i.windows == "built":  # while windows of equal edges live, none would be built
         return _provider(graphfuse.nn, i.fresh_edges, i)
     windows = RowWindows.from_edge_index(i.fresh_edges(), (i.x.size(0), i.x.size(0)))
-    return _provider(graphfuse.nn, lambda: windows, i)
+    prepared = _provider(graphfuse.nn, lambda: windows, i)
+    captured = i.windows == "captured" and i.x.is_cuda
+    return prepared._replace(call=loop.captured(prepared.call)) if captured else prepared
 
 
 def _pyg(i: Inputs) -> Prepared:
@@ -151,7 +155,7 @@ Bench(
     sweep=[
         {
             "molecules": (1024,),
-            "windows": ("built", "given"),
+            "windows": ("built", "given", "captured"),
             "dtype": (torch.float32, torch.bfloat16),
             "mode": ("fwd+bwd",),
         }

@@ -167,7 +167,7 @@ def one_molecule(windows: str) -> dict[str, Any]:
     return {"molecules": 1, "windows": windows, "dtype": torch.float32, "mode": "fwd+bwd"}
 
 
-@pytest.mark.parametrize("windows", ["built", "given"])
+@pytest.mark.parametrize("windows", ["built", "given", "captured"])
 def test_windows_of_molecules_are_built_within_the_call_or_given(
     windows: str, small_batch: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
