@@ -28,6 +28,7 @@ from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import walk
 from graphfuse.kernels import launch
+from graphfuse.nn import GraphTransformerLayer
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
@@ -170,7 +171,7 @@ def build_structures(on: torch.device) -> None:
 
 
 def launch_of_nodes(on: torch.device) -> None:
-    """AGNN's and GAT's kernels of nodes and those of a bias, which no op of the soak launches."""
+    """AGNN's and GAT's kernels of nodes and those of a bias and a norm, which no op of the soak launches."""
     x, factor = (
         torch.randn(150, 33, device=on, requires_grad=True),
         torch.ones(1, device=on, requires_grad=True),
@@ -184,6 +185,9 @@ def launch_of_nodes(on: torch.device) -> None:
     with mock.patch.object(columns, "_LARGE", 0):
         y = columns.add_bias(x, bias)
         torch.autograd.grad(y, (x, bias), torch.ones_like(y))
+    layer = GraphTransformerLayer(33, 3).to(on).eval()
+    with torch.no_grad():  # residuals and norms of inference
+        layer(x, torch.randint(150, (2, 40), generator=torch.Generator().manual_seed(0)).to(on))
 
 
 def launch_as_on_large_graphs(on: torch.device) -> None:

@@ -16,6 +16,7 @@ from torch_geometric.utils import softmax
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons
+from graphfuse.nn._norm import mapped_relu, residual_norm
 from graphfuse.nn._projection import is_plain, mapped, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
@@ -125,10 +126,13 @@ class GraphTransformerLayer(MessagePassing):
 
         lin_out, norm_1, lin_1, lin_2, norm_2 = (self._modules[name] for name in _AFTER_ATTENTION)
         out = self._dropped(out.view(-1, self.channels))
-        x = norm_1(x + mapped(out, lin_out))
-        hidden = self._dropped(mapped(x, lin_1).relu())
-        found: Tensor = norm_2(x + mapped(hidden, lin_2))
-        return found
+        if reasons:
+            x = norm_1(x + lin_out(out))
+            found: Tensor = norm_2(x + lin_2(self._dropped(lin_1(x).relu())))
+            return found
+        x = residual_norm(x, mapped(out, lin_out), norm_1)
+        hidden = self._dropped(mapped_relu(x, lin_1))
+        return residual_norm(x, mapped(hidden, lin_2), norm_2)
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x

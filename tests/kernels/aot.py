@@ -40,6 +40,7 @@ from tests.kernels.aot_nodes import (
     gated_skip,
     linear_map,
     normalised,
+    normed_residual,
     terms_of_nodes,
 )
 
@@ -63,7 +64,7 @@ INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "ed
 SIDES = ("own", "own_value", "other", "other_value")
 COUNTS = ("tasks", "rows", "loops", "merges", "grads", "splits", "slices")
 NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), "length", "split", "weight_stride_out"), "i32")
-STRIDED = (*("x", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
+STRIDED = (*("x", "y", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
 ROW_STRIDES = tuple(f"{name.upper()}_STRIDE" for name in ("q", "k", "v", *SIDES, "x", "grad", "src", "dst"))
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
@@ -332,6 +333,7 @@ def cases() -> Iterator[Case]:
         for dim in (1, 64, 602, 2048, 4096):
             yield from gated_skip(dtype, dim)
             yield from columns_of(dtype, dim)
+            yield from normed_residual(dtype, dim)
         for dim in (1, 128, 256):
             yield from normalised(dtype, dim)
         for heads, dim in ((1, 7), (8, 8), (16, 256)):

@@ -17,6 +17,7 @@ from graphfuse.kernels import (
     launch,
     linear,
     logits,
+    residual_norm,
     unit_rows,
 )
 
@@ -146,6 +147,21 @@ def columns_of(dtype: str, dim: int) -> Iterator[Case]:
         name = f"[{dtype}-{dim}-{num_slices}]"
         kernel, warps = merge._kernel, merge._options["num_warps"]
         yield Case(kernel.__name__ + name, kernel, operands, constants, warps)
+
+
+def normed_residual(dtype: str, dim: int) -> Iterator[Case]:
+    kernel, config = residual_norm._residual_norm_kernel, launch.whole_rows(dim)
+    operands = dict.fromkeys(("out_ptr", "x_ptr", "y_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}")
+    constants = {
+        "DIM": dim,
+        "BLOCK_DIM": config.block_dim,
+        "ROWS": config.rows,
+        "EPS": 1e-5,
+        "ACC": tl.float32,
+    }
+    for norm, more in (("layer", {}), ("batch", dict.fromkeys(("mean_ptr", "var_ptr"), f"*{dtype}"))):
+        name = f"{kernel.__name__}[{dtype}-{dim}-{norm}]"
+        yield Case(name, kernel, operands | more, constants, config.warps)
 
 
 def building() -> Iterator[Case]:

@@ -1,0 +1,56 @@
+"""What inference runs in one launch after attention: a residual and its norm, a product and its ReLU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+
+from graphfuse.nn._dispatch import is_plain_tensor
+from graphfuse.nn._projection import is_plain, mapped
+from graphfuse.ops._library import runs_directly
+from graphfuse.ops.residual_norm import Norm, fits
+from graphfuse.ops.residual_norm import residual_norm as fused
+
+
+def residual_norm(x: Tensor, y: Tensor, norm: Any) -> Tensor:
+    """``norm(x + y)``.
+
+    Args:
+        x: ``[num_rows, dim]``.
+        y: ``[num_rows, dim]``.
+        norm: :class:`torch.nn.BatchNorm1d` or :class:`torch.nn.LayerNorm`, or what has taken its place.
+    """
+    numbers = None if torch.is_grad_enabled() else _numbers(norm)
+    if numbers is None or not fits(x, y, numbers):
+        found: Tensor = norm(x + y)
+        return found
+    return fused(x, y, numbers)
+
+
+def mapped_relu(x: Tensor, lin: Any) -> Tensor:
+    """``lin(x).relu()``; in inference on a GPU the product's own kernel does both."""
+    plain = x.is_cuda and x.numel() > 0 and not torch.is_autocast_enabled("cuda") and is_plain(lin)
+    if plain and not torch.is_grad_enabled() and not _has_any_global_hook():
+        weight, bias = lin._parameters["weight"], lin._parameters["bias"]
+        if bias is not None and x.dtype is weight.dtype and runs_directly(x, weight, bias):
+            # what PyTorch's own TransformerEncoderLayer runs in inference
+            return torch._addmm_activation(bias, x, weight.t())
+    return mapped(x, lin).relu()
+
+
+def _numbers(norm: Any) -> Norm | None:
+    # None if more may happen in the module than what they say
+    if _has_any_global_hook() or norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__:
+        return None
+    parameters, buffers = norm._parameters, norm._buffers
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if not is_plain_tensor(weight) or not is_plain_tensor(bias):
+        return None
+    if type(norm) is torch.nn.LayerNorm and len(norm.normalized_shape) == 1:
+        return Norm(weight, bias, None, None, norm.eps)
+    if type(norm) is torch.nn.BatchNorm1d and not norm.training and buffers.get("running_mean") is not None:
+        return Norm(weight, bias, buffers["running_mean"], buffers["running_var"], norm.eps)
+    return None
