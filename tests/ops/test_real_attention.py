@@ -130,6 +130,7 @@ def compare_on(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["musae-github", "ego-twitter", "dblp-2010"])  # last: one is held at a time
+@pytest.mark.usefixtures("tens_of_gib")  # PyG in float64
 def test_as_exact_as_pyg(name: str, dtype: torch.dtype, shape: tuple[int, int], data_root: Path) -> None:
     compare_on(name, data_root, dtype, shape)
 
@@ -138,6 +139,7 @@ def test_as_exact_as_pyg(name: str, dtype: torch.dtype, shape: tuple[int, int], 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["uniform-1m-12m", "hubs"])
+@pytest.mark.usefixtures("tens_of_gib")
 def test_as_exact_as_pyg_on_generated_graphs(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     compare_on(name, None, dtype, shape)
 
