@@ -32,10 +32,11 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any) -> Tensor:
 
 def mapped_relu(x: Tensor, lin: Any) -> Tensor:
     """``lin(x).relu()``; in inference on a GPU the product's own kernel does both."""
-    plain = x.is_cuda and x.numel() > 0 and not torch.is_autocast_enabled("cuda") and is_plain(lin)
-    if plain and not torch.is_grad_enabled() and not _has_any_global_hook():
+    plain = not torch.is_grad_enabled() and not _has_any_global_hook() and is_plain(lin)
+    if plain and x.is_cuda and not torch.is_autocast_enabled("cuda"):
         weight, bias = lin._parameters["weight"], lin._parameters["bias"]
-        if bias is not None and x.dtype is weight.dtype and runs_directly(x, weight, bias):
+        fits = bias is not None and x.dtype is weight.dtype and runs_directly(x, weight, bias)
+        if fits and x.numel() > 0:
             # what PyTorch's own TransformerEncoderLayer runs in inference
             return torch._addmm_activation(bias, x, weight.t())
     return mapped(x, lin).relu()

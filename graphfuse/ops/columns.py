@@ -25,7 +25,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
         x: ``[num_rows, dim]``.
         bias: ``[dim]``.
     """
-    if x.numel() < _LARGE or x.dtype is not bias.dtype or not _runs(x, bias):
+    if x.dtype is not bias.dtype or not _runs(x, bias) or x.numel() < _LARGE:
         return x + bias
     y: Tensor = _apply_bias(x, bias)
     return y
@@ -50,14 +50,15 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
         dim: Columns of the product.
         bias: ``[dim]``.
     """
+    if not (torch.is_grad_enabled() and bias.requires_grad and _runs(x, bias)):
+        return False
     # twice as many, as a product adds its bias in passing: only the sum is quicker
-    large = x.dim() == 2 and x.size(0) * dim >= 2 * _LARGE
-    return large and bias.requires_grad and torch.is_grad_enabled() and _runs(x, bias)
+    return x.dim() == 2 and x.size(0) * dim >= 2 * _LARGE
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
-    if x.numel() < _LARGE or torch.is_grad_enabled() or is_batched(x) or not _runs(x):
+    if torch.is_grad_enabled() or is_batched(x) or not _runs(x) or x.numel() < _LARGE:
         total: Tensor = x.sum(0)
         return total if total.dtype == dtype else total.to(dtype)
     found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)
@@ -65,6 +66,7 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _runs(x: Tensor, *others: Tensor) -> bool:
+    # asked before any size, which a trace would take for a condition on its symbols
     return runs_directly(x, *others) and kernel_problem(x.device, x.dtype) is None
 
 

@@ -28,16 +28,16 @@ class Norm(NamedTuple):
 
 def fits(x: Tensor, y: Tensor, norm: Norm) -> bool:
     """Whether :func:`residual_norm` takes these: of one dtype and device, while nothing is traced."""
-    if torch.is_grad_enabled() or x.dtype is not y.dtype or x.dtype is torch.float64:
-        return False
     given = [tensor for tensor in norm[:4] if tensor is not None]
-    if x.dim() != 2 or x.shape != y.shape or x.numel() == 0 or x.size(1) > _MAX_DIM:
+    if torch.is_grad_enabled() or not runs_directly(x, y, *given):
         return False
-    if not all(tensor.numel() == x.size(1) and tensor.is_contiguous() for tensor in given):
+    if x.dtype is not y.dtype or x.dtype is torch.float64 or kernel_problem(x.device, x.dtype) is not None:
         return False
     if not all(tensor.device == x.device for tensor in (y, *given)):
         return False
-    return kernel_problem(x.device, x.dtype) is None and runs_directly(x, y, *given)
+    if x.dim() != 2 or x.shape != y.shape or x.numel() == 0 or x.size(1) > _MAX_DIM:
+        return False
+    return all(tensor.numel() == x.size(1) and tensor.is_contiguous() for tensor in given)
 
 
 @advises
