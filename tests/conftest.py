@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import gc
 import importlib.util
 import os
@@ -92,6 +91,8 @@ def device() -> torch.device:
 @pytest.fixture
 def tens_of_gib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests that need tens of GiB take turns, as two of pytest-xdist's workers would not fit into one GPU."""
+    import fcntl  # not everywhere, nor are GPUs
+
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
     with (tmp_path_factory.getbasetemp().parent / f"graphfuse-large-{gpu}").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)

@@ -44,14 +44,14 @@ def mapped_relu(x: Tensor, lin: Any) -> Tensor:
 
 def _numbers(norm: Any) -> Norm | None:
     # None if more may happen in the module than what they say
-    if _has_any_global_hook() or norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__:
+    of_rows = type(norm) is torch.nn.LayerNorm and len(norm.normalized_shape) == 1
+    of_columns = type(norm) is torch.nn.BatchNorm1d and not norm.training and norm.running_mean is not None
+    if (not of_rows and not of_columns) or _has_any_global_hook() or "forward" in norm.__dict__:
         return None
-    parameters, buffers = norm._parameters, norm._buffers
-    weight, bias = parameters.get("weight"), parameters.get("bias")
-    if not is_plain_tensor(weight) or not is_plain_tensor(bias):
+    weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+    plain = is_plain_tensor(weight) and is_plain_tensor(bias)
+    if not plain or norm._forward_hooks or norm._forward_pre_hooks:
         return None
-    if type(norm) is torch.nn.LayerNorm and len(norm.normalized_shape) == 1:
+    if of_rows:
         return Norm(weight, bias, None, None, norm.eps)
-    if type(norm) is torch.nn.BatchNorm1d and not norm.training and buffers.get("running_mean") is not None:
-        return Norm(weight, bias, buffers["running_mean"], buffers["running_var"], norm.eps)
-    return None
+    return Norm(weight, bias, norm._buffers["running_mean"], norm._buffers["running_var"], norm.eps)
