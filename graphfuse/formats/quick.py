@@ -22,6 +22,7 @@ from graphfuse.formats.walk import Walk, edge_order, walk
 
 # beyond, launches are no cost and the second copy of everything is; keys have bits for more
 MOST_EDGES, MOST_NODES = 1 << 20, 1 << 22
+_RANKED = 1 << 14  # windows up to which each is compared with all others, which takes their square
 _SHARED_WINDOWS = (0, 1, 2, 3, 4) * 2  # sections of a symmetric structure, by the first that holds the same
 _SHARED_ROWS = (0, 1, 2, 3) * 2
 _SHARED_EDGES = (0, 1, 0, 3)
@@ -111,7 +112,7 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
         *(kernels.bounds_kernel, _grid(all_windows), ptr, task, facts, key, number),
         *(2 * num_edges, num_windows, all_windows, kernels.BLOCK),
     )
-    task = torch.sort(task).values
+    task = _in_order(task)
     known = Facts(*facts.tolist())  # waits for the GPU
 
     middle = known.middle
@@ -238,6 +239,16 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, facts: Tensor) -> _Sor
         *(kernels.flags_kernel, _grid(2 * num_edges), new, facts, key, num_edges, windows, kernels.BLOCK)
     )
     return _Sorted(order, key, torch.cumsum(new, 0, dtype=torch.int32))
+
+
+def _in_order(key: Tensor) -> Tensor:
+    # of numbers that are all different
+    kernels, count = _kernels(), key.numel()
+    if count > _RANKED:
+        return torch.sort(key).values
+    order = torch.empty_like(key)
+    kernels.launch(kernels.rank_kernel, (-(-count // kernels.KEYS),), order, key, count, kernels.KEYS)
+    return order
 
 
 def _scatter(

@@ -21,6 +21,8 @@ from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 
 BLOCK = 512  # keys, edges or windows of a program, where they are one by one
 COLUMNS = 32  # entries of a window that are looked at together
+KEYS = 32  # that a program ranks
+_OTHERS = tl.constexpr(128)  # keys that are compared with them at a time
 _STEPS = tl.constexpr(22)  # of a search in 2 * MOST_EDGES keys
 _WINDOW = tl.constexpr(WINDOW)
 _PLACE_BITS = tl.constexpr(32)  # of a key below the window: 28 of the column, 4 of the row
@@ -152,6 +154,22 @@ def bounds_kernel(
     fact_ptr, entries = facts_ptr + tl.zeros_like(window), end.to(tl.int64)
     tl.store(fact_ptr + _MIDDLE, entries, mask=window == num_windows - 1)
     tl.store(fact_ptr + _TOTAL, entries, mask=window == all_windows - 1)
+
+
+# Sorts few numbers, no two of which are equal, in one launch; a sort by digits takes ten.
+#   grid      (cdiv(count, KEYS),)
+#   reads     key int64 [count]
+#   writes    order int64 [count]: each key behind as many as are less
+@triton.jit(do_not_specialize=["count"])
+def rank_kernel(order_ptr, key_ptr, count, KEYS: tl.constexpr):
+    offs = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    key = tl.load(key_ptr + offs, mask=offs < count, other=0)
+    rank = tl.zeros((KEYS,), dtype=tl.int32)
+    for first in tl.range(0, count, _OTHERS):
+        others = first + tl.arange(0, _OTHERS)
+        other = tl.load(key_ptr + others, mask=others < count, other=0)
+        rank += tl.sum(((other[None, :] < key[:, None]) & (others < count)[None, :]).to(tl.int32), 1)
+    tl.store(order_ptr + rank, key, mask=offs < count)
 
 
 @triton.jit

@@ -145,6 +145,20 @@ def test_edited_edges_have_no_order(device: torch.device, monkeypatch: pytest.Mo
             record.window_edges()
 
 
+@pytest.mark.parametrize("count", [1, 31, 33, 128, 129, 700])
+def test_few_keys_are_ranked_as_they_sort(
+    count: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits = torch.randint(1 << 40, (count,), device=device) << 20
+    keys = (bits | torch.arange(count, device=device))[torch.randperm(count, device=device)]
+    wanted = torch.sort(keys).values
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "sort", lambda *_: pytest.fail("a launch for each digit"))
+        assert torch.equal(quick._in_order(keys), wanted)
+    monkeypatch.setattr(quick, "_RANKED", count - 1)
+    assert torch.equal(quick._in_order(keys), wanted)
+
+
 class Counter(TorchDispatchMode):
     """Counts operations that launch: all but views and those that look at no values; kernels too."""
 

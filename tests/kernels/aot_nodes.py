@@ -167,7 +167,7 @@ def normed_residual(dtype: str, dim: int) -> Iterator[Case]:
 def building() -> Iterator[Case]:
     longs = ("key_ptr", "facts_ptr", "edge_ptr", "task_ptr", "order_ptr", "count_ptr", "loops_ptr", "end_ptr")
     pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(("mask_ptr", "back_mask_ptr"), "*i16")
-    constants = {"BLOCK": quick_kernels.BLOCK, "COLUMNS": quick_kernels.COLUMNS}
+    constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "COLUMNS", "KEYS")}
     bounds = ("out_ptr_ptr", "back_out_ptr_ptr")
     orders = ("first_ptr", "perm_ptr", "back_first_ptr", "back_perm_ptr")
     without = {"keys_kernel": ((), ("key_ptr",)), "rows_kernel": (bounds, orders)}
