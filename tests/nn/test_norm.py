@@ -61,6 +61,16 @@ def test_numbers(kind: str, dim: int, dtype: torch.dtype, device: torch.device, 
 
 
 @pytest.mark.parametrize("kind", ["batch", "layer"])
+def test_without_variance(kind: str, device: torch.device, launched: list[int]) -> None:
+    norm, x = make(kind, 6, device), torch.ones(3, 6, device=device)
+    if kind == "batch":
+        norm.running_var.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(residual_norm(x, x, norm), norm(x + x))
+    assert launched == [3]
+
+
+@pytest.mark.parametrize("kind", ["batch", "layer"])
 def test_nan_and_inf_stay_in_their_places(kind: str, device: torch.device, launched: list[int]) -> None:
     norm, x = make(kind, 5, device), torch.randn(9, 5, device=device)
     x[3, 1], x[4, 0] = float("nan"), float("inf")
@@ -83,9 +93,15 @@ def _replaced(norm: torch.nn.Module) -> torch.nn.Module:
     return norm
 
 
+def _patched(norm: torch.nn.Module) -> torch.nn.Module:
+    norm.forward = torch.neg
+    return norm
+
+
 OTHERS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "hooked": _hooked,
     "of another class": _replaced,
+    "with a forward of its own": _patched,
     "in training": lambda norm: norm.train(),
     "without statistics": lambda norm: torch.nn.BatchNorm1d(6, track_running_stats=False).to(
         norm.weight.device
