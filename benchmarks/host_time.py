@@ -111,11 +111,11 @@ def _registered(w: RowWindows) -> Ops:
     def packed(rows: bool) -> tuple[Any, ...]:
         return (w.packed_rows if rows else w.packed_windows, None, False, *w.shape)
 
-    shape = (_HEADS, _WIDTH // _HEADS, torch.float32)
+    shape = (_HEADS, _WIDTH // _HEADS)
     of_rows = packed(True)
     of_width = packed(launch.prefers_rows(*w.sizes, _WIDTH, torch.float32))
-    of_gat = packed(launch.gat_prefers_rows(*w.sizes, *shape[:2], torch.is_grad_enabled(), shape[2]))
-    of_heads = packed(launch.attention_prefers_rows(*w.sizes, *shape))
+    of_gat = packed(launch.gat_prefers_rows(*w.sizes, *shape, True, torch.float32))
+    of_heads = packed(launch.attention_prefers_rows(*w.sizes, *shape, torch.float32))
     of_agnn = packed(launch.attention_prefers_rows(*w.sizes, 1, _WIDTH, torch.float32))
     scale = (_WIDTH // _HEADS) ** -0.5
 

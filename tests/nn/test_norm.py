@@ -36,12 +36,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def make(kind: str, dim: int, device: torch.device, scale: float = 1.0) -> torch.nn.Module:
+def make(kind: str, dim: int, device: torch.device) -> torch.nn.Module:
     """A norm in inference, none of its numbers at its start."""
     norm: torch.nn.Module = {"batch": torch.nn.BatchNorm1d, "layer": torch.nn.LayerNorm}[kind](dim)
     for value in norm.state_dict().values():
         if value.is_floating_point():
-            value.uniform_(0.5, 1.5).mul_(scale)
+            value.uniform_(0.5, 1.5)
     return norm.to(device).eval()
 
 

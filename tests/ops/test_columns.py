@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear
 
+import graphfuse.nn
 from graphfuse.kernels.device import HALF
 from graphfuse.nn._projection import mapped, stacked
 from graphfuse.ops import columns as module
 from graphfuse.ops.columns import add_bias, column_sums
+from graphfuse.testing import GRAPHS
 
 DTYPES = (torch.float32, *HALF)
 SHAPES = [(1, 1), (5, 7), (100, 33), (37, 602), (19, 1433), (3, 4100)]
@@ -136,6 +138,30 @@ def test_projections_leave_the_gradient_of_a_bias_to_the_kernel(
     for our, their in zip(ours, theirs, strict=True):
         assert our.dtype == their.dtype
         torch.testing.assert_close(our, their, **close)
+
+
+@pytest.mark.parametrize("options", [{}, {"concat": False}, {"residual": True}], ids=str)
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
+def test_layers_add_their_bias_with_the_kernel(
+    name: str, options: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge_index, (num_nodes, _) = GRAPHS["hub"](device)
+    layer = getattr(graphfuse.nn, name)(5, 3, heads=2, **options).to(device)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(num_nodes, 5, device=device)
+
+    def results() -> list[Tensor]:
+        out = layer(x, edge_index)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), list(layer.parameters()))]
+
+    calls = launches(monkeypatch)
+    ours = results()
+    # GATv2's projections of sources and receivers have biases too
+    wanted = ["add_bias"] + ["column_sums"] * (1 if name == "GATConv" else 2)
+    assert calls == wanted
+    monkeypatch.setattr(module, "_LARGE", 1 << 23)
+    torch.testing.assert_close(ours, results())
+    assert calls == wanted
 
 
 def test_what_the_kernels_do_not_take_is_pytorchs(
