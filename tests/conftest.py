@@ -88,6 +88,27 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture(autouse=True)
+def share_of_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of pytest-xdist's workers that share a GPU, one with a test marked ``alone`` has it for itself."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or not torch.cuda.is_available():
+        yield
+        return
+    import fcntl  # not everywhere, nor are GPUs
+
+    alone = request.node.get_closest_marker("alone") is not None
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
+    shared = tmp_path_factory.getbasetemp().parent
+    with (
+        (shared / f"graphfuse-door-{gpu}").open("w") as door,
+        (shared / f"graphfuse-{gpu}").open("w") as room,
+    ):
+        fcntl.flock(door, fcntl.LOCK_EX)  # who waits for the room keeps others from entering it
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
+
+
 @pytest.fixture
 def tens_of_gib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests that need tens of GiB take turns, as two of pytest-xdist's workers would not fit into one GPU."""

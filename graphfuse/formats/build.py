@@ -15,11 +15,13 @@ from torch import Tensor
 WINDOW = 16  # rows of a row window
 BLOCK = 8  # columns of a tensor-core block (TCB)
 
-# Long windows are cut so that one slice is at most this many entries, or what one of _SLICES equal shares
-# of all entries would be, whichever is more. Fixed, not read off the GPU: the cuts decide the order of
-# summation, and results must not change with the machine. 4224 = 32 warps on each of 132 multiprocessors.
+# Long windows are cut so that one slice is at most _MIN_SLICE entries, or what one of _SLICES equal shares of
+# all entries would be, whichever is more: 4224 = 32 warps on each of 132 multiprocessors. Where half as many
+# shares are more than _MIN_SLICE, a slice may grow by a quarter, which is so much less to merge. Fixed, not read
+# off the GPU: the cuts decide the order of summation, and results must not change with the machine.
 _MIN_SLICE = 512
 _SLICES = 4224
+_MOST = 512  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
 
 
@@ -119,7 +121,12 @@ def inverse(order: Tensor) -> Tensor:
 
 def slice_length(num_entries: int) -> int:
     """Longest run of entries that one program walks."""
-    return max(_MIN_SLICE, -(-num_entries // _SLICES // _STEP) * _STEP)
+    longer = min(_share(num_entries, _SLICES // 2), _MIN_SLICE * 5 // 4)
+    return max(_MIN_SLICE, longer, _share(num_entries, _SLICES))
+
+
+def _share(num_entries: int, shares: int) -> int:
+    return -(-num_entries // shares // _STEP) * _STEP
 
 
 def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor, int]:
@@ -127,29 +134,33 @@ def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor
 
     Args:
         ptr: ``int32[n + 1]``, where each window begins.
-        split: Windows with more entries than this are cut into equal slices.
+        split: Windows with more entries than this are cut into equal slices, at most ``_MOST``.
         keep_whole: Also list the windows that are not cut (else the kernel finds those through ``ptr``).
     """
     ptr = ptr.to(torch.int64)
     length = torch.diff(ptr)
-    slices = length.add(split - 1).div_(split, rounding_mode="floor").clamp_(min=1)
+    slices = _ceil(length, split).clamp_(min=1)
+    share = _ceil(_ceil(length, slices.clamp(max=_MOST)), _STEP) * _STEP
+    share = torch.where(slices > 1, share, length.clamp(min=1))
+    slices = _ceil(length, share).clamp_(min=1)
     cut = (slices > 1).nonzero().view(-1)
     if not keep_whole:
         slices = torch.where(slices > 1, slices, 0)
     window = torch.repeat_interleave(slices)
     rank = torch.arange(window.numel(), device=ptr.device) - (slices.cumsum(0) - slices)[window]
     is_slice = slices[window] > 1
-    share = (length[window] + slices[window] - 1).div(slices[window], rounding_mode="floor")
-    whole_steps = (share + _STEP - 1).div(_STEP, rounding_mode="floor") * _STEP
-    share = torch.where(is_slice, whole_steps, share)
-    begin = ptr[window] + rank * share
-    end = torch.minimum(begin + share, ptr[1:][window])
+    begin = ptr[window] + rank * share[window]
+    end = torch.minimum(begin + share[window], ptr[1:][window])
     slot = torch.where(is_slice, is_slice.cumsum(0) - 1, -1)
     order = torch.sort(begin - end, stable=True).indices
     tasks = torch.stack([window, begin, end, slot], 1)[order].to(torch.int32)
     count = slices[cut]
     merges = torch.stack([cut, count.cumsum(0) - count, count, torch.zeros_like(cut)], 1).to(torch.int32)
     return tasks, merges, int(count.sum())
+
+
+def _ceil(a: Tensor, b: Tensor | int) -> Tensor:
+    return a.add(b).sub_(1).div_(b, rounding_mode="floor")
 
 
 def places_of(row: Tensor, num_rows: int, row_index: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, rows_at
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -41,7 +41,7 @@ def _additive_merge_kernel(
     high = tl.zeros((HEIGHT,), dtype=ACC)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
     tilt = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(first, first + count):
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, PARTS * BLOCK_DIM)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = slots_ptr + (offs_slot * HEADS + head) * 3
         slice_top = tl.load(offs)
@@ -113,10 +113,11 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.gat_window(heads, dim, dropout > 0, backward=False)
+        config = launch.gat_window(heads, dim, dropout > 0, backward=False, tilted=tilted)
         graph, with_loops = window_graph(structure, loops)
         rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, slope, dropout, with_loops, acc)
+        probe = config.probe if 0 <= slope <= 1 else 0  # beyond, scores do not grow with their terms
+        rest += (config.step, config.stages, probe, slope, dropout, with_loops, acc)
         programs = num_tasks * -(-heads // config.rows)
         main = Launch(gat_window_kernel, programs, config.warps, graph, rest, config.registers)
     else:

@@ -15,7 +15,7 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, rows_at
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -37,7 +37,8 @@ def _attention_merge_kernel(
     total = tl.zeros((HEIGHT,), dtype=ACC)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
     edge_acc = tl.zeros((HEIGHT, BLOCK_EDGE), dtype=ACC)
-    for slot in tl.range(first, first + count):
+    WIDTH: tl.constexpr = BLOCK_DIM + (BLOCK_EDGE if EDGE_DIM > 0 else 0)
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, WIDTH)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = offs_slot * HEADS + head
         slice_top = tl.load(slots_ptr + offs * 2)

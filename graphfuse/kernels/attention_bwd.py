@@ -31,7 +31,7 @@ from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, product_of_rows, rows_and_heads, rows_at
+from graphfuse.kernels.tiles import load_task, on_their_way, product_of_rows, rows_and_heads, rows_at
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
@@ -102,7 +102,7 @@ def _merge(
     inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
     mask_dim = (offs_dim < DIM)[None, :]
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(begin, begin + count):
+    for slot in tl.range(begin, begin + count, num_stages=on_their_way(HEIGHT, BLOCK_DIM)):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
         acc += tl.load(partial_ptr + offs[:, None] + offs_dim[None, :], mask=mask_dim, other=0.0)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)

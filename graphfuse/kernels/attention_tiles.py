@@ -236,6 +236,25 @@ def shift_of(top):
 
 
 @triton.jit
+def tame(top, RATE: tl.constexpr):
+    # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
+    # half precision too: exp(11) still is, and exp(-8) is one of full precision.
+    near = (top == float("-inf")) | (tl.abs(top) * (RATE / LOG2_E) <= 8.0)  # NaN is not near
+    return tl.min(tl.where(near, 1, 0))
+
+
+@triton.jit
+def held(total, seen, GROUP: tl.constexpr):
+    # Whether it was: no weight overflowed, and those of a row that has edges are not all tiny.
+    some = tl.max((seen[None, :] >> tl.arange(0, 16)[:, None]) & 1, 1)
+    if GROUP > 1:
+        some = tl.broadcast_to(some[None, :], (GROUP, 16))
+    empty = (total == 0) & (some == 0)
+    good = (total >= 2.0**-6) & (total <= 2.0**30)  # NaN is neither
+    return tl.min(tl.where(good | empty, 1, 0))
+
+
+@triton.jit
 def exp(x, PRECISE: tl.constexpr):
     # The GPU has exp2 alone, and rounding x * log2(e) would cost float32 as many bits as x is large: PRECISE
     # puts back what the product lost. Half precision would not see it.

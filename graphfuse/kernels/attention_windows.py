@@ -11,6 +11,7 @@ from graphfuse.kernels.attention_tiles import (
     flat_tile,
     gather,
     group_tile,
+    held,
     in_place,
     inverse,
     kept,
@@ -27,6 +28,7 @@ from graphfuse.kernels.attention_tiles import (
     shift_of,
     signed,
     store_softmax,
+    tame,
     window_step,
 )
 from graphfuse.kernels.tiles import dot, finite, load_task, rows_at
@@ -153,25 +155,6 @@ def attend(
         total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same number
         top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
     return top, total, acc, seen
-
-
-@triton.jit
-def tame(top, RATE: tl.constexpr):
-    # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
-    # half precision too: exp(11) still is, and exp(-8) is one of full precision.
-    near = (top == float("-inf")) | (tl.abs(top) * (RATE / LOG2_E) <= 8.0)  # NaN is not near
-    return tl.min(tl.where(near, 1, 0))
-
-
-@triton.jit
-def held(total, seen, GROUP: tl.constexpr):
-    # Whether it was: no weight overflowed, and those of a row that has edges are not all tiny.
-    some = tl.max((seen[None, :] >> tl.arange(0, 16)[:, None]) & 1, 1)
-    if GROUP > 1:
-        some = tl.broadcast_to(some[None, :], (GROUP, 16))
-    empty = (total == 0) & (some == 0)
-    good = (total >= 2.0**-6) & (total <= 2.0**30)  # NaN is neither
-    return tl.min(tl.where(good | empty, 1, 0))
 
 
 # GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,

@@ -24,6 +24,7 @@ from graphfuse.kernels.attention_tiles import (
     flat_tile,
     gather,
     group_tile,
+    held,
     in_place,
     kept,
     key_of,
@@ -37,6 +38,7 @@ from graphfuse.kernels.attention_tiles import (
     resident,
     shift_of,
     slope,
+    tame,
     window_step,
 )
 from graphfuse.kernels.tiles import dot, finite, load_task
@@ -93,6 +95,98 @@ def sums_of_entries(
     return acc, tilt
 
 
+@triton.jit
+def factors(u, shift, SLOPE: tl.constexpr):
+    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], these two
+    # numbers of each node make its weights: no score needs an exponential of its own.
+    return tl.exp2(u * LOG2_E - shift), tl.exp2(u * (LOG2_E * SLOPE) - shift)
+
+
+@triton.jit
+def walk(
+    column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
+    heads, own, own_key, top, total, high, acc, tilt, FIXED: tl.constexpr, TILTED: tl.constexpr,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Goes on with the softmax (top, total, high) and the sums acc and tilt over the entries [begin, end) of a
+    # window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that
+    # was good enough is for `held` to say, from `total` and from `seen`, the rows of all entries.
+    tl.static_assert(not FIXED or DROPOUT == 0, "weights are dropped from running sums alone")
+    seen = tl.zeros((COLUMNS,), dtype=tl.int32)
+    if FIXED:
+        up, down = factors(own, tl.expand_dims(shift_of(top), -1), SLOPE)
+        sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
+        high_sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
+        ones = tl.full((COLUMNS, 16), 1.0, dtype=tl.float32).to(x_ptr.dtype.element_ty)
+        # 0, which the compiler must not know: it would choose between pairs of halves, by taking them apart
+        zero = tl.where(begin < 0, 1.0, 0.0).to(ACC)
+    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
+    other = of_nodes(a_src_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+    ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
+    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        if FIXED:
+            seen |= bits.to(tl.int32)
+        next_other = of_nodes(a_src_ptr, ahead, heads, HEADS, GROUP)
+        ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
+        column, copy, outside = window_step(
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
+        x = gather(x_ptr, column, head, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        if FIXED:
+            other_u = other.to(ACC)
+            other_up, other_down = factors(other_u, 0.0, SLOPE)
+            if GROUP > 1:  # for Triton to keep the mask where scores are
+                other_up = as_scores(other_up, GROUP, ACC)
+                if TILTED:
+                    other_u = as_scores(other_u, GROUP, ACC)
+            larger = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
+            p = tl.where(outside == 0, larger, zero)
+            if TILTED:
+                bent = tl.where(other_u > -own, p, zero).to(x.dtype)
+                high_sums = dot(flat(bent, GROUP), ones, high_sums, ACC)
+            # what is summed is what rows are multiplied with, rounded: the weights of a row add up to 1
+            p = p.to(x.dtype)
+            sums = dot(flat(p, GROUP), ones, sums, ACC)
+        else:
+            u = own + as_scores(other, GROUP, ACC)
+            s = tl.where(outside == 0, exponent(u, SLOPE), outside)
+            higher = tl.maximum(top, tl.max(s, -1))
+            shift = shift_of(higher)
+            p = tl.exp2(s - tl.expand_dims(shift, -1))
+            rescale = tl.exp2(top - shift)
+            total = total * rescale + tl.sum(p, -1)
+            if TILTED:
+                high = high * rescale + tl.sum(tl.where(u > 0, p, 0.0), -1)
+            if DROPOUT > 0:
+                other_key = key_of(seed_ptr, of_columns(column, GROUP), 0, True)
+                other_key = of_copy(other_key, of_columns(copy, GROUP))
+                p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
+            if TILTED:
+                bent = tl.where(u > 0, p, 0.0).to(x.dtype)
+            top, factor = higher, flat(rescale, GROUP)[:, None]
+            acc, tilt = acc * factor, tilt * factor
+        bits, other = next_bits, next_other
+        acc = dot(flat(p.to(x.dtype), GROUP), x, acc, ACC)
+        if TILTED:
+            tilt = dot(flat(bent, GROUP), x, tilt, ACC)
+    if FIXED:
+        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same number
+        high += tl.max(high_sums, 1).reshape(total.shape)
+        top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
+    return top, total, high, acc, tilt, seen
+
+
+@triton.jit
+def in_range(own, top, SLOPE: tl.constexpr):
+    # Whether the factors of receivers are small enough that a source's, where that is 0 for being too small
+    # for float32, would have made a weight that is nothing.
+    up, down = own * LOG2_E - shift_of(top), own * (LOG2_E * SLOPE) - shift_of(top)
+    return tl.min(tl.where((up <= 60.0) & (down <= 60.0), 1, 0))  # NaN is not
+
+
 # GROUP heads of 16 rows, tensor cores: a gathered row of x is read for all heads of the group at once.
 #   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of x stay in L2
@@ -101,76 +195,79 @@ def sums_of_entries(
 #   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and
 #             sum, (0, 0) where no edge; slices of a cut window write theirs to their slot
 #   on chip   top, total, high ACC [GROUP, 16]: maximum and sums of all weights and of those of u > 0; acc and
-#             tilt ACC, flat: the weighted sums of x likewise
+#             tilt ACC, flat: the weighted sums of x likewise. With PROBE the maximum of so many entries
+#             serves the others too, as in attention
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
 def gat_window_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
     row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_tasks, num_rows, num_loops,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PROBE: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // num_tasks * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
     rows, heads, _ = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
-    own = load_numbers(a_dst_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS)
+    own = load_numbers(a_dst_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
     ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
     top = tl.full(ROWS, float("-inf"), dtype=ACC)
     total = tl.zeros(ROWS, dtype=ACC)
     high = tl.zeros(ROWS, dtype=ACC)
     acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    own_key = None
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, False)
     first = False
     if LOOPS:  # the loop is the first edge of the first slice
         first = begin == tl.load(ptr_ptr + window)
-        with_loop = first & (rows < num_loops)
-        loop_u = own.to(ACC) + load_numbers(a_src_ptr, rows, heads, with_loop & mask_head, HEADS).to(ACC)
-        top = tl.where(with_loop, exponent(loop_u, SLOPE), float("-inf")).reshape(ROWS)
-        total = tl.where(with_loop, 1.0 + loop_u * 0, 0.0).reshape(ROWS)  # NaN if the score is no number
-        high = tl.where(with_loop & (loop_u > 0), 1.0, 0.0).reshape(ROWS)
-        own_x = load_own(
-            x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-        )
-        acc = own_x.to(ACC)
-        if DROPOUT > 0:
-            acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
-        tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
-    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    other = of_nodes(a_src_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
-    ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
-    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        next_other = of_nodes(a_src_ptr, ahead, heads, HEADS, GROUP)
-        ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
-        )
-        u = own.to(ACC) + as_scores(other, GROUP, ACC)
-        bits, other = next_bits, next_other
-        x = gather(x_ptr, column, head, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        s = tl.where(outside == 0, exponent(u, SLOPE), outside)
-        higher = tl.maximum(top, tl.max(s, -1))
-        shift = shift_of(higher)
-        p = tl.exp2(s - tl.expand_dims(shift, -1))
-        rescale = tl.exp2(top - shift)
-        total = total * rescale + tl.sum(p, -1)
-        if tilt_ptr is not None:
-            high = high * rescale + tl.sum(tl.where(u > 0, p, 0.0), -1)
-        if DROPOUT > 0:
-            other_key = key_of(seed_ptr, of_columns(column, GROUP), 0, True)
-            other_key = of_copy(other_key, of_columns(copy, GROUP))
-            p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
-        factor = flat(rescale, GROUP)[:, None]
-        acc = dot(flat(p.to(x.dtype), GROUP), x, acc * factor, ACC)
-        if tilt_ptr is not None:
-            tilt = dot(flat(tl.where(u > 0, p, 0.0).to(x.dtype), GROUP), x, tilt * factor, ACC)
-        top = higher
+    # Maximum, check and second attempt are those of `attention_window_kernel`.
+    middle = end
+    if PROBE > 0:
+        middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
+    todo = 1
+    while todo > 0:
+        todo = 0
+        top = tl.full(ROWS, float("-inf"), dtype=ACC)
+        total = tl.zeros(ROWS, dtype=ACC)
+        high = tl.zeros(ROWS, dtype=ACC)
+        acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+        tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+        if LOOPS:
+            with_loop = first & (rows < num_loops)
+            loop_u = own + load_numbers(a_src_ptr, rows, heads, with_loop & mask_head, HEADS).to(ACC)
+            top = tl.where(with_loop, exponent(loop_u, SLOPE), float("-inf")).reshape(ROWS)
+            total = tl.where(with_loop, 1.0 + loop_u * 0, 0.0).reshape(ROWS)  # NaN if the score is no number
+            high = tl.where(with_loop & (loop_u > 0), 1.0, 0.0).reshape(ROWS)
+            own_x = load_own(
+                x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+            )
+            acc = own_x.to(ACC)
+            if DROPOUT > 0:
+                acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
+            tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
+        top, total, high, acc, tilt, seen = walk(
+            column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
+            middle, head, heads, own, own_key, top, total, high, acc, tilt, False, tilt_ptr is not None,
+            X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+        )  # fmt: skip
+        if PROBE > 0:
+            if middle < end:
+                done = tame(top, 1.0) * in_range(own, tl.expand_dims(top, -1), SLOPE)
+                if done > 0:
+                    top, total, high, acc, tilt, seen = walk(
+                        column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
+                        middle, end, head, heads, own, own_key, top, total, high, acc, tilt, True,
+                        tilt_ptr is not None, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE,
+                        DROPOUT, LOOPS, ACC,
+                    )  # fmt: skip
+                    done = held(total, seen, GROUP)
+                todo = 1 - done
+                middle = end
     top, total, high = flat(top, GROUP), flat(total, GROUP), flat(high, GROUP)
-    own = own.to(ACC).reshape(GROUP * 16)
+    own = own.reshape(GROUP * 16)
     rows, inner, heads, offs_dim, mask_own = flat_tile(
         row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
     )

@@ -335,32 +335,40 @@ def gat_prefers_rows(
 ) -> bool:
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    For the reasons of dot-product attention, and wherever heads are narrower than a sector: rows need one
-    exponential for each edge and head, windows 16 for each entry and head. With several heads of a sector
-    that pays in backward, which does more for each.
+    For the reasons of dot-product attention, and where heads are narrower than a sector, which windows gather
+    for two at a time. In inference, where windows need no exponential of a score, half a sector is enough; in
+    training a window does more for each, and several heads of a sector go by rows too.
     """
     sector = dim * dtype.itemsize
-    if sector < 32 or (sector == 32 and heads > 1 and trained and num_edges <= _FEW * num_entries):
+    if sector < 32:
+        pairs = sector == 16 and heads > 1 and dtype in HALF
+        return trained or not pairs or 2 * num_edges <= 3 * num_entries
+    if sector == 32 and heads > 1 and trained and num_edges <= _FEW * num_entries:
         return True
     return attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
 
 
 @functools.cache
-def gat_window(heads: int, dim: int, dropout: bool, backward: bool) -> Config:
+def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool = False) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    The bound on registers is that of attention; forward of narrow heads does better with more, and backward
-    of heads of 32 with less and two steps of rows on their way.
+    Forward without dropout makes do with the maximum of 64 entries. Registers are bounded so that as many
+    programs fit as otherwise, but two heads or 64 features with their ``tilted`` sums need all there are.
     """
-    width = power_of_two(dim, 16)
-    if width <= 64:
-        group = attention_group(heads, dim)
-        if backward and width == 32 and not dropout:
-            return Config(width, 32, 5, 1, rows=group, registers=128)
-        bounded = not dropout and group == 1 and (backward or width == 64)
-        step = 16 if dropout and group > 1 else 32
-        return Config(width, step, 3, 1, rows=group, registers=168 if bounded else None)
-    return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4)
+    group, width = attention_group(heads, dim), power_of_two(dim, 16)
+    probe = 0 if dropout or backward else 64
+    if width > 64:
+        return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
+    if dropout:
+        return Config(width, 16 if group > 1 else 32, 3, 1, rows=group)
+    if group == 1:
+        registers = 128 if width == 32 else None if tilted else 168
+        stages = 5 if backward and width == 32 else 3
+        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
+    if backward or tilted:
+        return Config(width, 32, 3 if backward else 5, 1, rows=group, probe=probe)
+    width = power_of_two(dim, 8)
+    return Config(width, 32, 3, 1, rows=group, registers=128 if width == 8 else 168, probe=probe)
 
 
 @functools.cache

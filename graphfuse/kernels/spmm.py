@@ -13,7 +13,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
+from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_sum, rows_at, window_sum
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
@@ -124,7 +124,7 @@ def _spmm_merge_kernel(
     mask_dim = offs_dim < DIM
     inner = tl.arange(0, HEIGHT)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(first, first + count):
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, BLOCK_DIM)):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
         acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
     finish_tile(

@@ -26,6 +26,13 @@ def rows_at(row_index_ptr, place):
     return place
 
 
+@triton.constexpr_function
+def on_their_way(height, width):
+    # Slices [height, width] that a merge has on their way: a hub has hundreds, and one after the other each
+    # would wait for memory. More than four, or more shared memory, costs merges of two slices what it brings.
+    return max(1, min(4, 8192 // (height * width)))
+
+
 @triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
     # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first

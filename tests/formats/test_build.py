@@ -110,6 +110,21 @@ def test_tasks_are_longest_first_and_slices_equal(monkeypatch: pytest.MonkeyPatc
     assert w.merges.tolist() == [[0, 0, 5, 0]]
 
 
+@pytest.mark.parametrize("edges", [256, 257, 300, 511, 512, 2000])
+def test_a_hub_has_only_so_many_slices(edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_MIN_SLICE", 32)
+    monkeypatch.setattr(build, "_MOST", 8)
+    hub = torch.stack([torch.arange(edges), torch.zeros(edges).long()])
+    record = RowWindows.from_edge_index(hub, (edges, 20)).validate()
+    for w in (record.walk(), record.row_walk()):
+        slices = w.tasks[w.tasks[:, 3] >= 0]
+        slices = slices[slices[:, 3].argsort()]
+        assert w.num_slots == len(slices) <= 8
+        assert slices[0, 1] == 0 and slices[-1, 2] == edges
+        assert torch.equal(slices[1:, 1], slices[:-1, 2])  # one after the other, and none empty
+        assert (slices[:, 1] < slices[:, 2]).all() and (slices[:-1, 2] % 32 == 0).all()
+
+
 def test_symmetric_structure_shares_memory_but_not_edge_order() -> None:
     edge_index, size = GRAPHS["symmetric"]()
     record = RowWindows.from_edge_index(edge_index, size)

@@ -254,12 +254,11 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
     ]
     for rate, with_edges in ((0.0, False), (0.5, True)):
+        untilted = {"tilt_ptr": None}
         windows = [
-            (kernel, launch.gat_window(heads, dim, rate > 0, backward), False, {})
-            for kernel, backward in (
-                (gat_windows.gat_window_kernel, False),
-                (gat_windows.gat_bwd_window_kernel, True),
-            )
+            (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False, True), False, {}),
+            (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False), False, untilted),
+            (gat_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
         for long in (False, True):
@@ -277,6 +276,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "EDGES": config.step,
                 "STAGES": config.stages,
                 "WARPS": config.warps,
+                "PROBE": config.probe,
                 "SLOPE": 0.2,
                 "DROPOUT": rate,
                 "LOOPS": 1 if "window" in kernel.__name__ else True,
@@ -289,6 +289,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             given = operands | (edges if with_edges else {}) | (dropout if rate > 0 else {})
             given = {name: kind for name, kind in given.items() if name not in more}
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{v2}-{more.get('TRANSPOSED')}]"
+            name += "-untilted" if kernel is gat_windows.gat_window_kernel and more else ""
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 

@@ -1,0 +1,169 @@
+"""GAT's windows that make do with the maximum of their first entries, and with factors for exponentials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
+from graphfuse.testing import check
+from tests.ops.test_running_maximum import ALONE, FIRST, LATE, RECEIVERS, SOURCES, graph
+
+SLOPE = 0.2
+
+
+def probe_first(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = launch.gat_window
+
+    def short(*arguments: Any, **more: Any) -> launch.Config:
+        found = config(*arguments, **more)
+        return found._replace(probe=entries) if found.probe else found
+
+    monkeypatch.setattr(launch, "gat_window", short)
+
+
+@pytest.fixture(autouse=True)
+def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.gat_window(2, 8, False, False).probe > 0
+    probe_first(FIRST, monkeypatch)
+    monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: sizes[-1] is torch.float32)
+
+
+def draw(device: torch.device, dtype: torch.dtype, heads: int = 2, dim: int = 8) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)  # of the CPU: which windows are done again is the draw's
+    shapes = {"a_src": (SOURCES, heads), "a_dst": (RECEIVERS, heads), "x": (SOURCES, heads, dim)}
+    return {name: torch.randn(shape, generator=generator).to(device, dtype) for name, shape in shapes.items()}
+
+
+def attend(windows: RowWindows, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The output, and what stood in the place of the maximum."""
+    packed = (windows.packed_windows, None, False, *windows.shape)
+    operands = (given["a_dst"], given["a_src"], given["x"], None, None, None)
+    found = torch.ops.graphfuse.additive_attention(*packed, SLOPE, 0.0, False, False, False, *operands)
+    return found[0], found[1][..., 0]
+
+
+def maxima(edge_index: Tensor, given: dict[str, Tensor], sources: int = SOURCES) -> Tensor:
+    """The largest score of each receiver and head among the first sources, 0 without."""
+    scores = given["a_dst"].float()[:, :, None] + given["a_src"].float().t()[None]
+    scores = torch.nn.functional.leaky_relu(scores, SLOPE)
+    edge = torch.zeros(RECEIVERS, SOURCES, dtype=torch.bool, device=edge_index.device)
+    edge[edge_index[1], edge_index[0]] = True
+    edge[:, sources:] = False
+    top = scores.where(edge[:, None], -float("inf")).amax(2)
+    return torch.where(top.isinf(), 0.0, top)
+
+
+# from scores near 0 to weights of 0 and 1; a slope beyond [0, 1] has to keep exponentials for scores
+@pytest.mark.parametrize(("factor", "slope"), [(0.3, 0.2), (1.0, 0.0), (4.0, 1.0), (40.0, 0.2), (1.0, 1.5)])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_it_changes_no_result(
+    dtype: torch.dtype,
+    heads: int,
+    factor: float,
+    slope: float,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loops = heads == 3
+    if factor == 1.0:
+        monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 72)  # and windows are cut, to slices of 64
+        probe_first(16, monkeypatch)
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = draw(device, dtype, heads, 8 if heads == 3 else 32)
+    for name in ("a_src", "a_dst"):
+        given[name] *= factor
+    given = {name: x.requires_grad_() for name, x in given.items()}
+    options: dict[str, Any] = {"negative_slope": slope, "self_loops": loops}
+    check(
+        lambda **given: ops.gat_attention(**given, windows=windows, **options),
+        lambda **given: reference.gat_attention(edge_index, **given, **options),
+        given,
+    )
+
+
+def test_the_maximum_of_the_first_entries_serves(device: torch.device) -> None:
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = draw(device, torch.float16)
+    _, found = attend(windows, given)
+    torch.testing.assert_close(found, maxima(edge_index, given, FIRST), rtol=1e-5, atol=1e-5)
+    assert (found < maxima(edge_index, given) - 0.01).any()  # which is less than that of all
+
+
+def far_above(given: dict[str, Tensor]) -> None:
+    given["a_src"][90] = 15  # exp of it would be no number of float16
+
+
+def far_below(given: dict[str, Tensor]) -> None:
+    given["a_dst"][LATE] = -60  # exp(-12) would have lost most bits
+
+
+def out_of_sight(given: dict[str, Tensor]) -> None:
+    given["a_dst"][LATE] = -300  # exp(-60) is 0 in half precision
+
+
+def untamed(given: dict[str, Tensor]) -> None:
+    given["a_dst"][16:32] += 12  # the first entries already say so
+
+
+def out_of_range(given: dict[str, Tensor]) -> None:
+    given["a_src"] -= 90  # factors that would be 0, of scores near 0
+    given["a_dst"] += 90
+
+
+def overflowing(given: dict[str, Tensor]) -> None:
+    given["a_src"] += 100  # factors that are infinite, times others that are 0
+    given["a_dst"] -= 100
+
+
+SPOILERS = [far_above, far_below, out_of_sight, untamed, out_of_range, overflowing]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS)
+def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.device) -> None:
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = draw(device, torch.float16)
+    spoil(given)
+    out, found = attend(windows, given)
+    again = torch.zeros(RECEIVERS, dtype=torch.bool, device=device)
+    again[16:32] = True  # LATE and ALONE lie there
+    if spoil in (far_above, out_of_range, overflowing):
+        again[:] = True
+    of_first, of_all = maxima(edge_index, given, FIRST), maxima(edge_index, given)
+    torch.testing.assert_close(found[again], of_all[again], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[~again], of_first[~again], rtol=1e-5, atol=1e-5)
+    exact = {name: x.double() for name, x in given.items()}
+    wanted = reference.gat_attention(edge_index, **exact, negative_slope=SLOPE)
+    assert isinstance(wanted, Tensor) and not out[ALONE].any()
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "value"),
+    [
+        *((name, source, float("nan")) for name in ("a_src", "a_dst", "x") for source in (5, 90)),
+        *((name, 5, float("inf")) for name in ("a_src", "a_dst", "x")),
+        *((name, 90, -float("inf")) for name in ("a_src", "x")),
+    ],
+)
+def test_nan_and_inf_reach_their_neighbours_alone(
+    name: str, source: int, value: float, device: torch.device
+) -> None:
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = draw(device, torch.float16)
+    given[name][(3 if name == "a_dst" else source, 1)] = value
+    out, _ = attend(windows, given)
+    wanted = reference.gat_attention(edge_index, **given, negative_slope=SLOPE)
+    assert isinstance(wanted, Tensor)
+    assert (name == "a_src" and value == -float("inf")) or not wanted.isfinite().all()
+    assert int((~wanted.isfinite()).sum()) < wanted.numel() // 2
+    torch.testing.assert_close(out, wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
