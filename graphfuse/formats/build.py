@@ -17,8 +17,8 @@ BLOCK = 8  # columns of a tensor-core block (TCB)
 
 # Long windows are cut so that one slice is at most _MIN_SLICE entries, or what one of _SLICES equal shares of
 # all entries would be, whichever is more: 4224 = 32 warps on each of 132 multiprocessors. Where half as many
-# shares are more than _MIN_SLICE, a slice may grow by a quarter, which is so much less to merge. Fixed, not read
-# off the GPU: the cuts decide the order of summation, and results must not change with the machine.
+# shares are more than _MIN_SLICE, a slice may grow by a quarter, which is so much less to merge. Fixed, not
+# read off the GPU: the cuts decide the order of summation, and results must not change with the machine.
 _MIN_SLICE = 512
 _SLICES = 4224
 _MOST = 512  # slices of a window or row, as one program adds them all
