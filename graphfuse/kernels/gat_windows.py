@@ -103,7 +103,7 @@ def factors(u, shift, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def walk(
+def attend(
     column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
     heads, own, own_key, top, total, high, acc, tilt, FIXED: tl.constexpr, TILTED: tl.constexpr,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
@@ -180,11 +180,10 @@ def walk(
 
 
 @triton.jit
-def in_range(own, top, SLOPE: tl.constexpr):
-    # Whether the factors of receivers are small enough that a source's, where that is 0 for being too small
-    # for float32, would have made a weight that is nothing.
-    up, down = own * LOG2_E - shift_of(top), own * (LOG2_E * SLOPE) - shift_of(top)
-    return tl.min(tl.where((up <= 60.0) & (down <= 60.0), 1, 0))  # NaN is not
+def in_range(own, top):
+    # Whether the factors of receivers, of which the first is larger where it matters, are small enough that a
+    # source's, where that is 0 for being too small for float32, would have made a weight that is nothing.
+    return tl.min(tl.where(own * LOG2_E - shift_of(top) <= 60.0, 1, 0))  # NaN is not
 
 
 # GROUP heads of 16 rows, tensor cores: a gathered row of x is read for all heads of the group at once.
@@ -248,16 +247,16 @@ def gat_window_kernel(
             if DROPOUT > 0:
                 acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
             tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
-        top, total, high, acc, tilt, seen = walk(
+        top, total, high, acc, tilt, seen = attend(
             column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
             middle, head, heads, own, own_key, top, total, high, acc, tilt, False, tilt_ptr is not None,
             X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                done = tame(top, 1.0) * in_range(own, tl.expand_dims(top, -1), SLOPE)
+                done = tame(top, 1.0) * in_range(own, tl.expand_dims(top, -1))
                 if done > 0:
-                    top, total, high, acc, tilt, seen = walk(
+                    top, total, high, acc, tilt, seen = attend(
                         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
                         middle, end, head, heads, own, own_key, top, total, high, acc, tilt, True,
                         tilt_ptr is not None, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE,

@@ -110,6 +110,14 @@ def test_tasks_are_longest_first_and_slices_equal(monkeypatch: pytest.MonkeyPatc
     assert w.merges.tolist() == [[0, 0, 5, 0]]
 
 
+@pytest.mark.parametrize(
+    ("entries", "length"),
+    [(0, 512), (1_081_344, 512), (1_200_000, 576), (1_341_115, 640), (2_684_592, 640), (3_000_000, 736)],
+)
+def test_slices_grow_with_the_graph(entries: int, length: int) -> None:
+    assert build.slice_length(entries) == length
+
+
 @pytest.mark.parametrize("edges", [256, 257, 300, 511, 512, 2000])
 def test_a_hub_has_only_so_many_slices(edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_MIN_SLICE", 32)

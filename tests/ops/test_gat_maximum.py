@@ -14,6 +14,7 @@ from graphfuse.testing import check
 from tests.ops.test_running_maximum import ALONE, FIRST, LATE, RECEIVERS, SOURCES, graph
 
 SLOPE = 0.2
+EARLY = 19  # a receiver of sources right after the first
 
 
 def probe_first(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +110,10 @@ def out_of_sight(given: dict[str, Tensor]) -> None:
     given["a_dst"][LATE] = -300  # exp(-60) is 0 in half precision
 
 
+def out_of_sight_early(given: dict[str, Tensor]) -> None:
+    given["a_dst"][EARLY] = -300  # and no later entry is a neighbour
+
+
 def untamed(given: dict[str, Tensor]) -> None:
     given["a_dst"][16:32] += 12  # the first entries already say so
 
@@ -119,22 +124,24 @@ def out_of_range(given: dict[str, Tensor]) -> None:
 
 
 def overflowing(given: dict[str, Tensor]) -> None:
-    given["a_src"] += 100  # factors that are infinite, times others that are 0
-    given["a_dst"] -= 100
+    given["a_src"] += 110  # factors that are infinite, times others that are 0
+    given["a_dst"] -= 110
 
 
-SPOILERS = [far_above, far_below, out_of_sight, untamed, out_of_range, overflowing]
+SPOILERS = [far_above, far_below, out_of_sight, out_of_sight_early, untamed, out_of_range, overflowing]
 
 
 @pytest.mark.parametrize("spoil", SPOILERS)
 def test_a_window_it_does_not_serve_is_done_again(spoil: Any, device: torch.device) -> None:
     edge_index = graph(device)
+    early = (edge_index[0] >= FIRST) & (edge_index[0] < 2 * FIRST)
+    edge_index = edge_index[:, early | (edge_index[1] != EARLY)]
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
     given = draw(device, torch.float16)
     spoil(given)
     out, found = attend(windows, given)
     again = torch.zeros(RECEIVERS, dtype=torch.bool, device=device)
-    again[16:32] = True  # LATE and ALONE lie there
+    again[16:32] = True  # LATE, EARLY and ALONE lie there
     if spoil in (far_above, out_of_range, overflowing):
         again[:] = True
     of_first, of_all = maxima(edge_index, given, FIRST), maxima(edge_index, given)
