@@ -149,6 +149,7 @@ def run_suite(num_nodes: int = _NODES) -> int:
         build_structures(device())
         launch_of_nodes(device())
         launch_as_on_large_graphs(device())
+        launch_long_windows(device(), 300 if device().type == "cuda" else 140)
     missing = sorted(all_kernels() - set(launched))
     print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
     return int(bool(missing))
@@ -210,6 +211,28 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
         )
         for result in results:
             torch.autograd.grad(result, x, torch.ones_like(result), retain_graph=True)
+
+
+def launch_long_windows(on: torch.device, num_src: int) -> None:
+    """Windows so long that they make do with the maximum of their first entries, and one that may not."""
+    edges = torch.rand(33, num_src, generator=torch.Generator().manual_seed(0)) < 0.3
+    windows = RowWindows.from_edge_index(edges.nonzero().t().flip(0).to(on), (num_src, 33))
+    for heads, dim in ((2, 8), (1, 16), (3, 16)):
+        x = torch.randn(num_src, heads, dim, device=on).half().requires_grad_()
+        own = torch.randn(33, heads, dim, device=on).half().requires_grad_()
+        source, receiver = x.detach()[..., 0].requires_grad_(), own.detach()[..., 0].requires_grad_()
+        later = receiver.detach().clone()
+        later[17] = -300  # its weights would all be 0
+        results = [
+            ops.sparse_attention(own, x, x, windows),
+            ops.sparse_attention(own, x, x, windows, key_scale=x.new_ones(num_src, heads).float()),
+            ops.gat_attention(source, receiver, x, windows),
+            ops.gat_attention(source, later, x, windows),
+        ]
+        with torch.no_grad():  # without the sums that the gradient of receivers takes
+            ops.gat_attention(source, receiver, x, windows)
+        for result in results:
+            torch.autograd.grad(result, x, torch.ones_like(result))
 
 
 @contextlib.contextmanager
