@@ -21,7 +21,7 @@ BLOCK = 8  # columns of a tensor-core block (TCB)
 # read off the GPU: the cuts decide the order of summation, and results must not change with the machine.
 _MIN_SLICE = 512
 _SLICES = 4224
-_MOST = 512  # slices of a window or row, as one program adds them all
+_MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
 
 

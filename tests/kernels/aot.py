@@ -51,16 +51,10 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-# Bytes that a thread may spill, and kernels that may spill more. GAT's window of 64 features is bound to 168
-# registers, with which twelve programs stay on a multiprocessor of an H100. A higher bound loses one there,
-# and one for sm_80 alone would want a launch table of its own, as would the fused SpMM-GEMM.
+# Bytes that a thread may spill, and kernels that may spill more: the fused SpMM-GEMM, which would want a
+# launch table of its own for sm_80.
 SPILLED = 64
-SPILLED_MORE = {
-    "sm_80": {
-        "gat_window_kernel[fp16-1-64-0.0-False-None]": 80,
-        "_spmm_window_kernel[fp16-64-64-FEW-full]": 120,
-    }
-}
+SPILLED_MORE = {"sm_80": {"_spmm_window_kernel[fp16-64-64-FEW-full]": 120}}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
 INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
