@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -88,6 +89,12 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _file_of_gpu(tmp_path_factory: pytest.TempPathFactory, name: str) -> IO[str]:
+    """To be locked; pytest-xdist's workers that share a GPU open the same."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
+    return (tmp_path_factory.getbasetemp().parent / f"graphfuse-{name}-{gpu}").open("w")
+
+
 @pytest.fixture(autouse=True)
 def share_of_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Of pytest-xdist's workers that share a GPU, one with a test marked ``alone`` has it for itself."""
@@ -97,12 +104,7 @@ def share_of_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     import fcntl  # not everywhere, nor are GPUs
 
     alone = request.node.get_closest_marker("alone") is not None
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
-    shared = tmp_path_factory.getbasetemp().parent
-    with (
-        (shared / f"graphfuse-door-{gpu}").open("w") as door,
-        (shared / f"graphfuse-{gpu}").open("w") as room,
-    ):
+    with _file_of_gpu(tmp_path_factory, "door") as door, _file_of_gpu(tmp_path_factory, "room") as room:
         fcntl.flock(door, fcntl.LOCK_EX)  # who waits for the room keeps others from entering it
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
@@ -114,8 +116,7 @@ def tens_of_gib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests that need tens of GiB take turns, as two of pytest-xdist's workers would not fit into one GPU."""
     import fcntl  # not everywhere, nor are GPUs
 
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
-    with (tmp_path_factory.getbasetemp().parent / f"graphfuse-large-{gpu}").open("w") as turn:
+    with _file_of_gpu(tmp_path_factory, "large") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         try:
             yield

@@ -236,6 +236,15 @@ def shift_of(top):
 
 
 @triton.jit
+def first_part(begin, end, PROBE: tl.constexpr):
+    # Where the entries end whose maximum is to serve the others of a window: after PROBE of many, else at the
+    # end, as with PROBE 0.
+    if PROBE > 0:
+        end = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
+    return end
+
+
+@triton.jit
 def tame(top, RATE: tl.constexpr):
     # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
     # half precision too: exp(11) still is, and exp(-8) is one of full precision.

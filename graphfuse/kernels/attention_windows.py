@@ -7,6 +7,7 @@ from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     as_scores,
     columns_last,
+    first_part,
     flat,
     flat_tile,
     gather,
@@ -197,9 +198,7 @@ def attention_window_kernel(
     # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
     # too small or too large, all is done once more, with a running maximum to the end. (What a loop leaves
     # behind has to exist before it, for Triton.)
-    middle = end
-    if PROBE > 0:
-        middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
+    middle = first_part(begin, end, PROBE)
     todo = 1
     while todo > 0:
         todo = 0

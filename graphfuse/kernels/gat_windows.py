@@ -20,6 +20,7 @@ from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     as_scores,
     columns_last,
+    first_part,
     flat,
     flat_tile,
     gather,
@@ -223,9 +224,7 @@ def gat_window_kernel(
     if LOOPS:  # the loop is the first edge of the first slice
         first = begin == tl.load(ptr_ptr + window)
     # Maximum, check and second attempt are those of `attention_window_kernel`.
-    middle = end
-    if PROBE > 0:
-        middle = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
+    middle = first_part(begin, end, PROBE)
     todo = 1
     while todo > 0:
         todo = 0
