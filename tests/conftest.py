@@ -24,6 +24,7 @@ if not torch.cuda.is_available():
 
         quicken()
 
+_KEPT = 1 << 30  # bytes that a worker may keep between two tests
 LOCAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -97,7 +98,10 @@ def _file_of_gpu(tmp_path_factory: pytest.TempPathFactory, name: str) -> IO[str]
 
 @pytest.fixture(autouse=True)
 def share_of_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of pytest-xdist's workers that share a GPU, one with a test marked ``alone`` has it for itself."""
+    """Of pytest-xdist's workers that share a GPU, one with a test marked ``alone`` has it for itself.
+
+    Each gives back the memory that it keeps for its next test, which is another's until then.
+    """
     if "PYTEST_XDIST_WORKER" not in os.environ or not torch.cuda.is_available():
         yield
         return
@@ -109,6 +113,9 @@ def share_of_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
         yield
+        if torch.cuda.memory_reserved() > _KEPT:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture
