@@ -20,9 +20,9 @@ if len(GPUS) > 1 and "PYTEST_XDIST_WORKER" in os.environ:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: kernels then run on the CPU
     if importlib.util.find_spec("triton") is not None:
-        from tests.interpreter import quicken
+        from tests.interpreter import prepare
 
-        quicken()
+        prepare()
 
 _KEPT = 1 << 30  # bytes that a worker may keep between two tests
 LOCAL_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -65,7 +65,7 @@ class Launch:
             index: The device, which is the current one.
         """
         if aligned and self._compiled is not None:
-            launch, stream_of, *compiled = self._compiled
+            _, launch, stream_of, *compiled = self._compiled
             stream = stream_of(index)
             launch(
                 self._programs, 1, 1, stream, *compiled, None, None, None,
@@ -87,8 +87,9 @@ class Launch:
             return
         kernel = self._kernel[(self._programs,)](*arguments, **self._options)
         stream_of = triton.runtime.driver.active.get_current_stream
-        # the last three of its leading arguments would be launch hooks
-        self._compiled = (kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. The last three of
+        # the leading arguments of `run` would be launch hooks.
+        self._compiled = (kernel, kernel.run, stream_of, kernel.function, kernel.packed_metadata)
         if key is not None:
             _COMPILED[key] = self._compiled
 

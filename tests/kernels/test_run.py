@@ -28,7 +28,6 @@ def kernel(a_ptr, b_ptr, size, stride, OPTION: tl.constexpr, ACC: tl.constexpr):
     pass
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="of Triton's inside")
 def test_arguments_are_told_apart_as_triton_tells_them_apart() -> None:
     jitted = JITFunction(kernel, do_not_specialize=["size"])
     bind = create_function_from_signature(

@@ -87,8 +87,8 @@ def test_other_processes_give_the_same_bits() -> None:
 import sys
 import torch
 if sys.argv[1] == "interpreted":
-    from tests.interpreter import quicken
-    quicken()
+    from tests.interpreter import prepare
+    prepare()
 torch.use_deterministic_algorithms(sys.argv[2] == "strict")
 from tests.reliability.test_repeats import digests
 print("\\n".join(digests()))
