@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
