@@ -37,7 +37,7 @@ _MIX_2 = tl.constexpr(MIX_2)
 _FINGERPRINT, _ODD, _LOPSIDED, _LONG, _MIDDLE, _TOTAL = (tl.constexpr(field) for field in range(6))
 
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
-_COMPILED: dict[Any, tuple[Any, Any, Any]] = {}
+_COMPILED: dict[Any, tuple[Any, ...]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) -> None:
@@ -60,7 +60,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         for one in arguments
     ])  # fmt: skip
     if key in _COMPILED:
-        run, function, metadata = _COMPILED[key]
+        run, function, metadata, _ = _COMPILED[key]
         stream = triton.runtime.driver.active.get_current_stream(index)
         # no launch hooks
         run(
@@ -78,7 +78,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         return
     compiled = kernel[grid](*arguments, num_warps=warps)
     if not _INTERPRETING:
-        _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata)
+        # the last is there to stay alive: with it Triton 3.8 unloads its function
+        _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
 
 # Keys of the edges, in both directions, and their fingerprint.
