@@ -76,7 +76,7 @@ def gather(w: Walk, x: Tensor, config: Config, y: Tensor | None = None) -> Tenso
     grid = (num_programs * (words // config.block),)
     _gather_kernel[grid](
         x, y, out, w.tasks if config.by_task else None, w.column, num_programs, w.num_entries, piece,
-        words, config.block, config.step, config.stages, num_warps=config.warps,
+        words, config.block, config.step, config.stages, num_warps=config.warps, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 

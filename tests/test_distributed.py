@@ -40,6 +40,10 @@ def loss_of(model: torch.nn.Module, rank: int, device: Any = "cpu") -> Tensor:
 def work(rank: int, backend: str, folder: str) -> None:
     """One process: a step under DDP, and one with sharded parameters."""
     torch.set_num_threads(1)
+    if backend == "gloo":
+        from tests.interpreter import prepare
+
+        prepare()
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)

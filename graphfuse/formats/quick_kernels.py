@@ -76,7 +76,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
             *arguments,
         )
         return
-    compiled = kernel[grid](*arguments, num_warps=warps)
+    compiled = kernel[grid](*arguments, num_warps=warps, enable_fp_fusion=True)  # 3.9 warns if it is not told
     if not _INTERPRETING:
         # the last is there to stay alive: with it Triton 3.8 unloads its function
         _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)

@@ -45,7 +45,10 @@ class Launch:
         registers: int | None = None,
     ) -> None:
         self._kernel, self._programs = kernel, programs
-        self._options = {"num_warps": warps} | ({} if registers is None or HIP else {"maxnreg": registers})
+        # A product and its sum are rounded once, whatever Triton does untold: 3.6 does so, 3.10 will not.
+        self._options = {"num_warps": warps, "enable_fp_fusion": True}
+        if registers is not None and not HIP:
+            self._options["maxnreg"] = registers
         self._structure, self._rest = structure, rest
         self._compiled: Any = None
 
