@@ -203,8 +203,8 @@ def lazy_channels(cls: Any, channels: Any, options: dict[str, Any], device: torc
 
 
 def not_false(argument: Any) -> Any:
-    """What PyG's layer is given: before 2.8, ``return_attention_weights=False`` is True to it."""
-    return None if argument is False else argument
+    """What PyG's layer is given: before 2.8, ``return_attention_weights`` is on if it is a bool, False too."""
+    return bool(argument) or None if isinstance(argument, int) else argument
 
 
 def falls_back(layers: Any, arguments: tuple[Any, ...], *reasons: str) -> None:

@@ -75,7 +75,16 @@ def test_what_is_required_is_tested() -> None:
 
 def weights_although_false(layer: torch.nn.Module) -> bool:
     """Whether ``return_attention_weights=False`` returns weights."""
-    found = layer(torch.ones(2, 4), torch.tensor([[0, 1], [1, 0]]), return_attention_weights=False)
+    return returns_weights(layer, False)
+
+
+def weights_for_one(layer: torch.nn.Module) -> bool:
+    """Whether ``return_attention_weights=1`` returns weights."""
+    return returns_weights(layer, 1)
+
+
+def returns_weights(layer: torch.nn.Module, asked: int) -> bool:
+    found = layer(torch.ones(2, 4), torch.tensor([[0, 1], [1, 0]]), return_attention_weights=asked)
     return isinstance(found, tuple)
 
 
@@ -93,6 +102,9 @@ DIFFERENCES: list[tuple[Callable[[torch.nn.Module], bool], str, bool, bool, bool
     (weights_although_false, "GATConv", True, False, False),
     (weights_although_false, "GATv2Conv", True, False, False),
     (weights_although_false, "TransformerConv", True, True, True),
+    (weights_for_one, "GATConv", False, True, True),
+    (weights_for_one, "GATv2Conv", False, True, True),
+    (weights_for_one, "TransformerConv", False, False, False),
     (scripts, "GATConv", True, False, False),
     (scripts, "GATv2Conv", True, False, False),
     (scripts, "TransformerConv", True, True, True),
