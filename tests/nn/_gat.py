@@ -203,7 +203,7 @@ def lazy_channels(cls: Any, channels: Any, options: dict[str, Any], device: torc
 
 
 def not_false(argument: Any) -> Any:
-    """What PyG's layer is given: before 2.8, ``return_attention_weights`` is on if it is a bool, False too."""
+    """What PyG's layer is given: before 2.8, any bool asks for attention weights, and nothing else does."""
     return bool(argument) or None if isinstance(argument, int) else argument
 
 
