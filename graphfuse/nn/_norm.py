@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from graphfuse.nn._dispatch import is_plain_tensor
-from graphfuse.nn._projection import is_plain, mapped
+from graphfuse.nn._projection import mapped, may_read
 from graphfuse.ops._library import runs_directly
 from graphfuse.ops.residual_norm import Norm, fits
 from graphfuse.ops.residual_norm import residual_norm as fused
@@ -32,7 +32,7 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any) -> Tensor:
 
 def mapped_relu(x: Tensor, lin: Any) -> Tensor:
     """``lin(x).relu()``; in inference on a GPU the product's own kernel does both."""
-    plain = not torch.is_grad_enabled() and not _has_any_global_hook() and is_plain(lin)
+    plain = not torch.is_grad_enabled() and may_read(lin)
     if plain and x.is_cuda and not torch.is_autocast_enabled("cuda"):
         weight, bias = lin._parameters["weight"], lin._parameters["bias"]
         fits = bias is not None and x.dtype is weight.dtype and runs_directly(x, weight, bias)
@@ -48,7 +48,7 @@ def _numbers(norm: Any) -> Norm | None:
     of_columns = type(norm) is torch.nn.BatchNorm1d and not norm.training and norm.running_mean is not None
     if (not of_rows and not of_columns) or _has_any_global_hook() or "forward" in norm.__dict__:
         return None
-    weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+    weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
     plain = is_plain_tensor(weight) and is_plain_tensor(bias)
     if not plain or norm._forward_hooks or norm._forward_pre_hooks:
         return None

@@ -22,13 +22,18 @@ def is_plain(lin: Any) -> bool:
     if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
         return False
     parameters = lin._parameters
-    weight, bias = parameters.get("weight"), parameters.get("bias")
+    weight, bias = parameters.get("weight"), parameters.get("bias", ...)
     return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
+
+
+def may_read(*layers: Any) -> bool:
+    """Whether nobody notices that weights are read and ``layers`` not called: no hook, not of all modules."""
+    return not _has_any_global_hook() and all(map(is_plain, layers))
 
 
 def mapped(x: Tensor, lin: Any) -> Tensor:
     """``lin(x)``, without the host time of a module's call where nothing else happens in it."""
-    if _has_any_global_hook() or not is_plain(lin):
+    if not may_read(lin):
         found: Tensor = lin(x)
         return found
     parameters = lin._parameters

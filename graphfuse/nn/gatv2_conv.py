@@ -32,7 +32,7 @@ from graphfuse.nn._additive import (
     with_attention,
 )
 from graphfuse.nn._attention import head_reasons
-from graphfuse.nn._projection import cast, is_plain, mapped, stacked
+from graphfuse.nn._projection import cast, mapped, may_read, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -319,7 +319,7 @@ class GATv2Conv(MessagePassing):
                 x_l = mapped(x_src, lin_l).view(shape)
                 return x_l, x_l
             layers: list[Any] = [lin_l, lin_r]
-            if all(map(is_plain, layers)):
+            if may_read(*layers):
                 x_l, x_r = stacked(x_src, layers, self.out_channels)
                 return x_l, x_r
         # one by one and in PyG's order, as lazy modules draw their weights now

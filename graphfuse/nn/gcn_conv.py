@@ -17,6 +17,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
+from graphfuse.nn._projection import may_read
 from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
 
@@ -200,7 +201,7 @@ class GCNConv(MessagePassing):
                     return self._forward_weighted(windows, x, edge_weight)
                 scale, loop_weight = _scales(windows, self.add_self_loops)
         weight = self._plain_weight(x)
-        if weight is not None:
+        if weight is not None and (edge_weight is None or _keeps_dtype(x, edge_weight)):
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
             operands = Operands(x, edge_weight, loop_weight, weight, self.bias)
             return aggregate(windows, operands, scale, scale, False, None)
@@ -224,14 +225,13 @@ class GCNConv(MessagePassing):
         return out if self.bias is None else out + self.bias
 
     def _plain_weight(self, x: Tensor) -> Tensor | None:
-        # None: a replaced, hooked, parametrised or lazy projection, autocast, or sparse features, whose
-        # product is PyTorch's, go through the module
+        # None: a projection that is more than a weight, autocast, or sparse features, whose product is
+        # PyTorch's, go through the module
         lin = self._modules["lin"]
-        if type(lin) is not Linear or lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks:
+        if not may_read(lin) or lin._parameters["bias"] is not None:
             return None
-        weight = lin._parameters.get("weight")
-        plain = weight is not None and _dispatch.is_plain_tensor(weight) and weight.dtype is x.dtype
-        plain = plain and x.layout is torch.strided
+        weight: Tensor = lin._parameters["weight"]
+        plain = weight.dtype is x.dtype and x.layout is torch.strided
         return weight if plain and not torch.is_autocast_enabled(x.device.type) else None
 
     def _windows(self, edge_index: Any, num_nodes: int) -> RowWindows:
@@ -254,6 +254,10 @@ def _check_weights(edge_weight: Tensor, windows: RowWindows, x: Tensor, normaliz
         remedy = "pass its absolute value" if dtype.is_complex else f"convert it with .to({x.dtype})"
         raise ValueError(f"`edge_weight` must be a float tensor (got {dtype}); {remedy}")
     _check.vector("edge_weight", edge_weight, windows.num_edges, windows.device, any_dtype=True)
+
+
+def _keeps_dtype(x: Tensor, edge_weight: Tensor) -> bool:
+    return edge_weight.dtype is x.dtype or torch.promote_types(x.dtype, edge_weight.dtype) is x.dtype
 
 
 def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons
 from graphfuse.nn._norm import mapped_relu, residual_norm
-from graphfuse.nn._projection import is_plain, mapped, stacked
+from graphfuse.nn._projection import mapped, may_read, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
 
@@ -184,7 +184,7 @@ class GraphTransformerLayer(MessagePassing):
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
         layers: list[Any] = [self._modules[name] for name in ("lin_query", "lin_key", "lin_value")]
-        if not all(map(is_plain, layers)):
+        if not may_read(*layers):
             return [mapped(x, lin).view(-1, self.heads, self.head_dim) for lin in layers]
         return stacked(x, layers, self.head_dim)
 

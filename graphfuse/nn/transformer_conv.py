@@ -20,7 +20,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons, head_reasons
-from graphfuse.nn._projection import is_plain, mapped, stacked
+from graphfuse.nn._projection import mapped, may_read, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.ops.gate import MAX_DIM as MAX_GATE_DIM
 
@@ -284,7 +284,7 @@ class TransformerConv(MessagePassing):
         lin = self._modules.get("lin_beta")
         if lin is None:
             return out + skip
-        if not is_plain(lin) or torch.is_autocast_enabled(out.device.type):
+        if not may_read(lin) or torch.is_autocast_enabled(out.device.type):
             return self._add_skip(out, skip)
         weight, bias = lin._parameters["weight"], lin._parameters.get("bias")
         fits = out.dtype is skip.dtype is weight.dtype and bias is None and out.size(1) <= MAX_GATE_DIM
@@ -299,7 +299,7 @@ class TransformerConv(MessagePassing):
         """Query, key and value by heads, and the skip connection if there is one."""
         names = ("lin_query", "lin_key", "lin_value", "lin_skip")
         layers: list[Any] = [self._modules[name] for name in names[: 4 if self.root_weight else 3]]
-        if not all(map(is_plain, layers)):
+        if not may_read(*layers):
             # one by one and in PyG's order, as lazy modules draw their weights now
             pairs = zip(layers, (x_dst, x_src, x_src, x_dst), strict=False)
             query, key, value, *skip = [mapped(x, lin) for lin, x in pairs]

@@ -324,12 +324,13 @@ class Attention(torch.autograd.Function):
         ctx: Any, grad: Tensor | None, _: None, edge_value: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
-        given, (out, _, edge_sum) = Operands(*ctx.saved_tensors[:-3]), ctx.saved_tensors[-3:]
+        saved = ctx.saved_tensors  # once: activation checkpointing unpacks nothing a second time
+        given, (out, _, edge_sum) = Operands(*saved[:-3]), saved[-3:]
         with_edge_attr = bool(ctx.needs_input_grad[2 + Operands._fields.index("edge_attr")])
         grad = torch.zeros_like(out) if grad is None else grad
         if edge_value is None:  # without edges it is of no size
             edge_value = torch.zeros_like(edge_sum) if edge_sum.numel() > 0 else edge_sum
-        arguments = (*ctx.how, with_edge_attr, grad, edge_value, *ctx.saved_tensors)
+        arguments = (*ctx.how, with_edge_attr, grad, edge_value, *saved)
         graph = for_gradient(ctx.graph, grad, edge_value)
         if isinstance(graph, Walks):
             dq, dk, dv, d_query, d_attr = _run_backward(graph, *arguments)

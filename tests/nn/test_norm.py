@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import prune
 
 from graphfuse import reference, testing
 from graphfuse.kernels.device import HALF
@@ -93,6 +94,19 @@ def _replaced(norm: torch.nn.Module) -> torch.nn.Module:
     return norm
 
 
+def _pruned(norm: torch.nn.Module) -> torch.nn.Module:
+    prune.random_unstructured(norm, "weight", 2)
+    return prune.random_unstructured(norm, "bias", 2)
+
+
+def _replicated(norm: torch.nn.Module) -> torch.nn.Module:
+    # as DataParallel does: parameters become attributes
+    replica = norm._replicate_for_data_parallel()
+    for name, value in norm.named_parameters():
+        setattr(replica, name, value.detach())
+    return replica
+
+
 def _patched(norm: torch.nn.Module) -> torch.nn.Module:
     norm.forward = torch.neg
     return norm
@@ -102,6 +116,8 @@ OTHERS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "hooked": _hooked,
     "of another class": _replaced,
     "with a forward of its own": _patched,
+    "pruned": _pruned,
+    "a replica of DataParallel": _replicated,
     "in training": lambda norm: norm.train(),
     "without statistics": lambda norm: torch.nn.BatchNorm1d(6, track_running_stats=False).to(
         norm.weight.device

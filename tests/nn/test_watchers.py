@@ -10,6 +10,8 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.dense.linear import Linear
 
 import graphfuse
@@ -84,23 +86,77 @@ def test_hooks_of_modules_are_called_around_the_kernels(name: str, device: torch
     assert len(seen[ours]) == 1 and not torch.allclose(theirs(*arguments), plain)
 
 
-@pytest.mark.parametrize(("name", "projections"), [("GATConv", 1), ("GraphTransformerLayer", 3)])
-def test_hooks_of_all_modules_see_the_projections(name: str, projections: int, device: torch.device) -> None:
-    """Where a layer reads a projection's weight instead of calling it; of stacked ones there is no call."""
-    layer = getattr(graphfuse.nn, name)(4, 4).to(device)
-    arguments = graph(device)
-    plain, seen = layer(*arguments), []
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "AGNNConv"])
+def test_hooks_of_all_modules_see_the_projections(name: str, device: torch.device) -> None:
+    """Where a layer reads a projection's weight instead of calling it, or stacks it with others."""
+    layers, arguments = pair(name, device), graph(device)
+    plain = layers[1](*arguments)
 
-    def hook(module: torch.nn.Module, *_: Any) -> None:
-        seen.append(type(module))
+    def hook(module: torch.nn.Module, _: Any, out: Any) -> Any:
+        return out / 2 if type(module) is Linear else None
 
     handle = torch.nn.modules.module.register_module_forward_hook(hook)
     try:
-        out = layer(*arguments)
+        same(*layers, arguments)
+        assert not torch.allclose(layers[1](*arguments), plain)
     finally:
         handle.remove()
-    assert torch.equal(out, plain) and paths(layer) == [[]]
-    assert seen.count(Linear) == projections
+
+
+def halve_forward(lin: Linear) -> None:
+    forward = lin.forward
+    lin.forward = lambda x: forward(x) / 2
+
+
+CHANGES: dict[str, Any] = {
+    "forward of the object": halve_forward,
+    "backward pre-hook": lambda lin: lin.register_full_backward_pre_hook(lambda lin, grads: (2 * grads[0],)),
+    "bias": lambda lin: setattr(lin, "bias", torch.nn.Parameter(torch.ones_like(lin.weight[:, 0]))),
+    "pruned": lambda lin: prune.random_unstructured(lin, "weight", 2),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "AGNNConv"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_projections_with_more_than_a_weight(name: str, change: str, device: torch.device) -> None:
+    layers, arguments = pair(name, device), graph(device)
+    for layer in layers:
+        torch.manual_seed(0)
+        for lin in (module for module in layer.modules() if type(module) is Linear):
+            CHANGES[change](lin)
+    same(*layers, arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_aggregation_module(name: str, device: torch.device) -> None:
+    """PyG's propagate calls it."""
+    reason = "`aggr_module` was replaced or has a hook; the kernels sum"
+    layers, arguments = pair(name, device), graph(device)
+    handles = [layer.aggr_module.register_forward_hook(lambda *given: doubled(given[-1])) for layer in layers]
+    same(*layers, arguments, reason)
+    for handle in handles:
+        handle.remove()
+    same(*layers, arguments)
+    for layer in layers:
+        layer.aggr_module = pyg.MeanAggregation()
+    same(*layers, arguments, reason)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(name: str, reentrant: bool, device: torch.device) -> None:
+    """What is unpacked in backward is unpacked once."""
+    ours, theirs = pair(name, device)
+    x, edge_index = graph(device)
+
+    def checkpointed(layer: Any) -> list[Tensor]:
+        features = x.clone().requires_grad_()
+        out = checkpoint(layer, features, edge_index, use_reentrant=reentrant)
+        out.square().sum().backward()
+        return [out, *(one.grad for one in (features, *layer.parameters()))]
+
+    torch.testing.assert_close(checkpointed(ours), checkpointed(theirs), rtol=1e-4, atol=1e-5)
+    assert path_taken(ours) == []
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "AGNNConv"])
