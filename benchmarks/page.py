@@ -79,6 +79,8 @@ def _of_gpu(folder: Path, plots: Path) -> Iterator[str]:
         yield from _kernel_plots(folder.name, benches, plots)
         for name, cases in benches.items():
             yield f"#### {name}\n\n{page_kernels.SAYS[name]} `python -m benchmarks.run {name}`\n"
+            if name in page_kernels.ABLATIONS:
+                yield page_kernels.decisions(cases) + "\n"
             yield _folded(f"{len(cases)} cases", page_kernels.cases(cases))
         yield from _sections(("#### No result\n", page_kernels.failures(benches)))
 

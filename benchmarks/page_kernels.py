@@ -17,8 +17,8 @@ SAYS = {
     "spmm_gemm": "A sum over neighbours, followed by a dense layer.",
     "attention": "Sparse attention on given q, k and v.",
     "additive": "The attention of GAT, GATv2 and AGNN on given rows.",
-    "ablation": "One decision undone at a time; the others are the op without it.",
-    "ablation_projection": "TransformerConv; the other has four products in place of a stacked one.",
+    "ablation": "Times with one decision undone, or with rows in another order, over that as shipped.",
+    "ablation_projection": "TransformerConv with four products in place of a stacked one, over it as shipped.",
     "blocksparse": "Products with a matrix that is dense in some blocks. "
     "The floor is a dense product of cuBLAS with as many operations.",
     "captured_steps": "A training step of two layers of each kind, eager and as a CUDA graph.",
@@ -36,6 +36,7 @@ SAYS = {
     "reorder": "Building row windows of rows that share columns; the other has rows as numbered.",
     "reordered": "Sums and attention on windows of rows that share columns; the other has rows as numbered.",
 }
+ABLATIONS = ("ablation", "ablation_projection")
 _MESSAGE = 75  # characters
 
 
@@ -83,6 +84,18 @@ def cases(found: Sequence[Case]) -> str:
             )
         )  # fmt: skip
     return table((*head, "fastest other /", "commit", "date"), lines)
+
+
+def decisions(found: Sequence[Case]) -> str:
+    """A row for each case of an ablation: times without a decision over that with all of them."""
+    variants = list(dict.fromkeys(name for case in found for name in case.of if name != "graphfuse"))
+    lines = []
+    for case in found:
+        ours = case.of["graphfuse"].p50_ms
+        times = [case.of[name].p50_ms if name in case.of else None for name in variants]
+        ratios = [figure(time / ours) if time and ours else None for time in times]
+        lines.append((*case.what, figure(ours), *ratios))
+    return table(("kind", "graph", "width", "dtype", "mode", "graphfuse, ms", *variants), lines)
 
 
 def _time(case: Case, provider: str) -> str | None:

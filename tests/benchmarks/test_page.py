@@ -48,7 +48,7 @@ def add(path: Path, *lines: dict[str, Any]) -> None:
 def measured(provider: str = "graphfuse", p50_ms: float | None = 2.0, **given: Any) -> dict[str, Any]:
     fields = {"graph": "g", "head_dim": 64, "dtype": "float16", "mode": "fwd", "gpu": "GPU 1"}
     fields |= {"commit": "c1", "date": "2026-01-01T00:00:00+00:00"}
-    return to_json(Record("spmm", provider, p50_ms=p50_ms, **fields | given))
+    return to_json(Record(given.pop("op", "spmm"), provider, p50_ms=p50_ms, **fields | given))
 
 
 def trained(cuda_graph: bool = False, commit: str = "c1", **given: Any) -> dict[str, Any]:
@@ -301,3 +301,17 @@ def test_the_readme_is_changed_between_its_marks_alone(results: Path) -> None:
     once = text
     page.write(results, results.parent / "docs", results.parent / "README.md")
     assert (results.parent / "README.md").read_text() == once
+
+
+def test_ablations_tell_what_each_decision_buys(results: Path) -> None:
+    """What was not measured is not there."""
+    add(results / "gpu" / "ablation.jsonl", *(
+        measured(provider, p50_ms, op="ablation", head_dim=width)
+        for provider, p50_ms, width in
+        (("graphfuse", 2.0, 64), ("not cut", 3.0, 64), ("graphfuse", 1.0, 128), ("not sorted", 1.5, 128))
+    ))  # fmt: skip
+    lines = lines_with(written(results).split("#### ablation")[1].split("<details>")[0], "float16")
+    assert [line.split("|")[-4:-1] for line in lines] == [
+        [" 2.00 ", " 1.50 ", " - "],
+        [" 1.00 ", " - ", " 1.50 "],
+    ]

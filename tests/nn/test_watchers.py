@@ -245,9 +245,9 @@ def test_summary(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "AGNNConv", "TransformerConv"])
-def test_torchscript_of_layers_that_ran_fused(name: str) -> None:
-    ours, theirs = nets(name, depth=1)
-    x, edge_index = graph()
+def test_torchscript_of_layers_that_ran_fused(name: str, device: torch.device) -> None:
+    ours, theirs = nets(name, device, depth=1)
+    x, edge_index = graph(device)
     ours(x, edge_index)
     assert paths(ours) == [[]]
     same_numbers(torch.jit.script(ours), theirs, x, edge_index)
