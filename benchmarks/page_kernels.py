@@ -18,7 +18,7 @@ SAYS = {
     "attention": "Sparse attention on given q, k and v.",
     "additive": "The attention of GAT, GATv2 and AGNN on given rows.",
     "ablation": "Times with one decision undone, or with rows in another order, over that as shipped.",
-    "ablation_projection": "TransformerConv with four products in place of a stacked one, over it as shipped.",
+    "ablation_projection": "TransformerConv with four products in place of a stacked one, over the shipped.",
     "blocksparse": "Products with a matrix that is dense in some blocks. "
     "The floor is a dense product of cuBLAS with as many operations.",
     "captured_steps": "A training step of two layers of each kind, eager and as a CUDA graph.",
