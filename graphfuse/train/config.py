@@ -43,7 +43,8 @@ class TrainConfig:
         lr_factor: See ``schedule``.
         lr_patience: See ``schedule``.
         min_lr: See ``schedule``.
-        patience: Epochs without a better validation score after which training stops; 0 is never.
+        patience: Epochs without a better validation score after which the next evaluation stops training; 0
+            is never.
         clip_norm: Largest norm of all gradients together; 0 is any.
         eval_every: Epochs from one evaluation to the next; the last is always evaluated.
         target: Validation score whose first epoch gives the time to accuracy; 0 asks for none.

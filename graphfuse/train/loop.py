@@ -243,7 +243,7 @@ class _Run:
         trained = self.history.mark()
         loss = torch.stack(losses).mean()  # a copy: a replay overwrites what it returned
         epoch = len(self.history) + 1
-        due = epoch % self.config.eval_every == 0 or epoch == self.config.epochs
+        due = self._is_evaluated(epoch)
         scores = self.evaluate().clone() if due else None
         self.history.append(loss, scores, (begin, trained, self.history.mark()))
         return due
@@ -252,7 +252,12 @@ class _Run:
         epoch, patience = len(self.history), self.config.patience
         if epoch >= self.config.epochs:
             return True
-        return patience > 0 and epoch > 0 and epoch - 1 - self.history.best() >= patience
+        if patience == 0 or epoch == 0 or not self._is_evaluated(epoch):  # the last epoch always is
+            return False
+        return epoch - 1 - self.history.best() >= patience
+
+    def _is_evaluated(self, epoch: int) -> bool:
+        return epoch % self.config.eval_every == 0 or epoch == self.config.epochs
 
     def _save(self, checkpoints: Checkpoints) -> None:
         assert checkpoints.path is not None

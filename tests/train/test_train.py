@@ -156,6 +156,17 @@ def test_early_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.train(settings(epochs=9, lr=1e-9), nodes(), progress=False).epochs == 9
 
 
+@pytest.mark.parametrize(("eval_every", "patience", "epochs"), [(4, 1, 8), (3, 4, 9), (9, 2, 10)])
+def test_training_stops_at_an_evaluation(
+    eval_every: int, patience: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    run = settings(epochs=10, eval_every=eval_every, patience=patience, lr=1e-9, dropout=0.0)
+    result = loop.train(run, nodes(), progress=False)
+    assert (result.best_epoch, result.epochs) == (eval_every, epochs)
+    assert not math.isnan(result.test_accuracy) and not math.isnan(result.curve[-1][1])
+
+
 def rates(monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[float]:
     """The learning rate that each epoch starts with."""
     found: list[float] = []
