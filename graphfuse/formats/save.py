@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,13 +213,24 @@ def _refuse(path: PathLike, wanted: str, got: str) -> NoReturn:
 
 @contextlib.contextmanager
 def replacing(path: PathLike) -> Iterator[Path]:
-    """A name beside ``path`` to write to; it becomes ``path`` at the end, or goes if there was an error."""
+    """A name beside ``path`` to write to; it becomes ``path`` at the end, or goes if there was an error.
+
+    The file gets the permissions of any new one: safetensors gives its files to their owner alone.
+    """
+    from safetensors import SafetensorError
+
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
     partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        if partial.stat().st_mode != mode:
+            partial.chmod(stat.S_IMODE(mode))
         partial.replace(path)
+    except SafetensorError as error:  # of a full disk, say
+        raise OSError(f"cannot write {path} ({error}); make room or name another folder") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,25 @@ def test_a_file_is_whole_or_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatc
         assert reader.read() == before != path.read_bytes()
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         save_windows(path / ".." / "nowhere" / "graph.safetensors", build("hub"))
+
+
+def test_a_file_is_as_readable_as_any_new_one(path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_windows(path, build("ragged"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_full_disk_is_an_os_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, partial: Path, metadata: object) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"cannot write .*No space left on device \(os error 28\)\)"):
+        save_windows(path, build("ragged"))
+    assert not list(path.parent.iterdir())
 
 
 @pytest.mark.parametrize(
