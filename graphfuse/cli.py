@@ -333,7 +333,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from graphfuse.train import command, config, datasets
+    from graphfuse.train import command, config, datasets, report
 
     if given.list:
         print("\n".join(datasets.NAMES))
@@ -362,7 +362,7 @@ def _train(given: argparse.Namespace) -> int:
         raise Mistake(str(error)) from error
     print(text)
     if given.json:
-        print(json.dumps(found))
+        print(report.to_json(found))
     return 0
 
 

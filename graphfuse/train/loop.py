@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,7 +36,7 @@ class Result:
         metric: Of the scores: ``accuracy`` and ``rocauc`` in percent, ``mae`` in the unit of the targets.
         test_accuracy: The metric at the epoch of the best validation score (the first of equals).
         val_accuracy: The best.
-        best_epoch: The epoch of it, from 1.
+        best_epoch: The epoch of it, from 1; 0 if no score was a number, and the scores are those of the last.
         epochs: Epochs that ran.
         epoch_ms: Median time of an epoch's training: batches, forward, loss, backward and optimizer.
         eval_ms: Median time of an evaluation.
@@ -277,7 +276,7 @@ class _Run:
             best_epoch=best + 1,
             epochs=len(rows),
             epoch_ms=self.history.median("train_ms"),
-            eval_ms=self.history.median("eval_ms") if best >= 0 else math.nan,
+            eval_ms=self.history.median("eval_ms"),
             train_s=rows[-1][-1],
             time_to_accuracy_s=self.history.reached(target) if target else None,
             setup_ms=self.setup_ms,

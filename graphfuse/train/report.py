@@ -24,6 +24,7 @@ from graphfuse.train.config import TrainConfig
 from graphfuse.train.loop import Log, Result
 
 Outcome = Result | str  # or why there is none
+_SCORES = ("test_accuracy", "val_accuracy")  # NaN, of a run that diverged, and null in a file
 
 
 def run(
@@ -133,6 +134,19 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"not fused: {reason}" for reason in report.get("reasons", ()))])
 
 
+def to_json(report: dict[str, Any]) -> str:
+    """A line of JSON, which has no NaN and no infinity: they are null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: known(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [known(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(known(report), allow_nan=False)
+
+
 def _kept(results: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """The lines of runs on this device and with these versions; a line that was cut off is none."""
     found = []
@@ -150,7 +164,9 @@ def _outcome(line: dict[str, Any]) -> Outcome:
         return str(line["error"])
     names = [field.name for field in dataclasses.fields(Result) if field.name != "curve"]
     # lines of before 2026-11-23 have no setup_mib
-    return Result(**{name: line[name] for name in names if name in line or name != "setup_mib"}, curve=[])
+    values = {name: line[name] for name in names if name in line or name != "setup_mib"}
+    unknown = {name: math.nan for name in _SCORES if values[name] is None}
+    return Result(**values | unknown, curve=[])
 
 
 def _attempt(
@@ -188,7 +204,7 @@ def _summarise(kind: str, outcomes: list[Outcome]) -> dict[str, Any]:
         "layers": kind,
         "metric": first.metric,
         "test_accuracy": statistics.mean(accuracy),
-        "test_accuracy_std": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
+        "test_accuracy_std": _deviation(accuracy),
         "epoch_ms": statistics.median(result.epoch_ms for result in results),
         "eval_ms": statistics.median(result.eval_ms for result in results),
         "train_s": statistics.median(result.train_s for result in results),
@@ -200,6 +216,13 @@ def _summarise(kind: str, outcomes: list[Outcome]) -> dict[str, Any]:
         "path": first.path,
         "reasons": first.reasons,
     }
+
+
+def _deviation(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    # `statistics` fails on NaN, the score of a run that diverged
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _comparison(
@@ -220,6 +243,8 @@ def _welch(ours: list[float], theirs: list[float]) -> tuple[float | None, str]:
     """Two-sided p-value of equal means, variances apart, and the sentence about it."""
     if len(ours) < 2:
         return None, "a test needs two seeds or more: --seeds 20"
+    if not all(map(math.isfinite, (*ours, *theirs))):
+        return None, "not known: a run diverged"
     try:
         from scipy import stats
     except ModuleNotFoundError:
@@ -251,7 +276,7 @@ def _add_line(path: Path | None, record: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        file.write(json.dumps(record).encode() + b"\n")
+        file.write(to_json(record).encode() + b"\n")
 
 
 def _commit() -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -127,6 +129,32 @@ def test_errors_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     run = settings(loader="graphs", batch_size=3, weight_decay=[0.0])
     found, _ = report.run(run, 1, False, None, False)
     assert "test error" in report.table(found) and f"{found['test_accuracy']:.4f}" in report.table(found)
+
+
+def test_runs_that_diverge_are_null_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = dataclasses.replace(molecules("mae"), evaluate=lambda *_: math.nan)
+    monkeypatch.setattr(datasets, "load", lambda *_: dataset)
+    path = tmp_path / "results.jsonl"
+    given = ["loader=graphs", "batch_size=3", "epochs=1", "weight_decay=[0]", "--seeds", "2", "--json"]
+    given += ["--compare", "--results", str(path)]
+
+    def no_number(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    for more in ([], ["--continue"]):
+        assert main(["train", QUICKSTART, *given, *more]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[1].split()[1:4] == ["nan", "+-", "nan"]
+        assert "same accuracy? not known: a run diverged" in printed
+        lines = [json.loads(line, parse_constant=no_number) for line in path.read_text().splitlines()]
+        assert json.loads(printed[-1], parse_constant=no_number) == lines[-1]
+        assert lines[-1]["test_accuracy"] is lines[-1]["test_accuracy_std"] is None
+    assert [line["record"] for line in lines] == ["run"] * 4 + ["summary"] * 2 and lines[-1]["kept"] == 4
+    for line in lines[:4]:
+        assert (line["test_accuracy"], line["val_accuracy"], line["best_epoch"]) == (None, None, 0)
+        assert line["eval_ms"] > 0
 
 
 def test_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
