@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -63,6 +64,14 @@ def test_scores_are_of_all_graphs_of_a_split(monkeypatch: pytest.MonkeyPatch) ->
         whole = Batch.from_data_list(dataset.splits[split])
         logits = model(whole.x, whole.edge_index, None, whole.ptr).detach()
         assert score == pytest.approx(100 * dataset.evaluate(logits, whole.y))
+
+
+@pytest.mark.parametrize("metric", ["rocauc", "mae"])
+def test_scores_of_nan_are_nan(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    result = loop.train(batched(lr=1e38, epochs=2), molecules(metric), progress=False)
+    assert all(math.isnan(score) for row in result.curve for score in row[1:3])
+    assert result.best_epoch == 0 and math.isnan(result.test_accuracy)
 
 
 def test_an_epoch_sees_each_graph_once() -> None:
