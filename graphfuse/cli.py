@@ -45,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     if named is not None and named not in commands.choices:
         parser.error(_unknown("command", named, commands.choices))
-    given = parser.parse_args(arguments)
+    given, rest = parser.parse_known_args(arguments)
+    if rest and (given.many is None or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes all of a list from before the next option, or leaves it
+        getattr(given, given.many).extend(rest)
     try:
         status: int = given.run(given)
     except Mistake as mistake:
@@ -55,8 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], says: str, example: str
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    says: str,
+    example: str,
+    many: str | None = None,
 ) -> argparse.ArgumentParser:
+    """A command; ``many`` is the positional argument of which there may be any number."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=says,
@@ -64,7 +74,7 @@ def _add(
         epilog=f"example: {example}",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, many=many)
     return parser
 
 
@@ -145,7 +155,9 @@ _NPZ = "an .npz file with edge_index, or with indptr and indices (CSR as scipy s
 
 def _add_prepare(commands: Any) -> None:
     says = "build the row windows of graphs and save them, for graphfuse.formats.load_windows"
-    parser = _add(commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows")
+    parser = _add(
+        commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows", "graphs"
+    )
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {_NPZ}")
     parser.add_argument(
         "--out", metavar="FOLDER", help="where to write GRAPH.safetensors; else row_windows in --data-root"
@@ -300,7 +312,7 @@ def _plot(given: argparse.Namespace) -> int:
 def _add_train(commands: Any) -> None:
     says = "train a model from a configuration file"
     example = "graphfuse train configs/cora_gcn.yaml lr=0.005 --seeds 20 --compare"
-    parser = _add(commands, "train", _train, says, example)
+    parser = _add(commands, "train", _train, says, example, many="overrides")
     parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")

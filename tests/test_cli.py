@@ -134,6 +134,14 @@ def test_print_config_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split()[:2] == ["quickstart", "cora"]
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_options_stand_anywhere(place: int, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["train", str(CONFIGS / "cora_gcn.yaml"), "lr=0.5", "epochs=7"]
+    assert main([*given[: place + 1], "--seeds", "2", "--print-config", *given[place + 1 :]]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert {"lr: 0.5", "epochs: 7"} <= set(printed)
+
+
 def test_prepare_saves_what_layers_find(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +195,8 @@ def test_prepare_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     np.savez(tmp_path / "sized.npz", edge_index=np.array(EDGES, dtype=np.int32), num_nodes=20)
     names = ("scipy", "plain", "edges", "sized")
     out = tmp_path / "new" / "folder"
-    assert main(["prepare", *(str(tmp_path / f"{name}.npz") for name in names), "--out", str(out)]) == 0
+    first, *others = (str(tmp_path / f"{name}.npz") for name in names)
+    assert main(["prepare", first, "--out", str(out), *others]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("scipy: 4 x 3 nodes, 4 edges, 1 windows, 1.0 blocks per window, ")
     assert lines[3].startswith("sized: 20 nodes, 4 edges, 2 windows, 0.5 blocks per window, ")
@@ -234,6 +243,8 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["--verbose", "trainn"], "did you mean 'train'?"),
         ([], "required: command"),
         (["env", "--jsn"], "unrecognized arguments: --jsn"),
+        (["env", "--json", "cora"], "unrecognized arguments: cora"),
+        (["train", "a.yaml", "--sedes", "2", "lr=1"], "unrecognized arguments: --sedes"),
         (["prepare"], "required: GRAPH"),
         (["prepare", "pubmd"], "did you mean 'pubmed'? (or name a file, see --help)"),
         (["plot", "nope"], "unknown data set 'nope'; there are quickstart, cora"),
