@@ -74,10 +74,21 @@ class Result:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto``: the first GPU if there is one, else the CPU."""
+    """``auto``: the first GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
     if name == "auto":
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch without CUDA
+        said = str(error).splitlines()[0]
+        raise ValueError(
+            f"`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got {name}: {said}); set "
+            "device=auto"
+        ) from error
 
 
 def train(

@@ -223,6 +223,14 @@ def test_the_command(
         (["--resume", "nowhere"], "nowhere"),
         (["--resume", QUICKSTART], "is no checkpoint that this run can go on from"),
         (["--plot", "a.pdf"], "a plot must end in .png or .svg"),
+        (
+            ["device=gpu"],
+            "auto, cpu or a GPU that is here, such as cuda:0 (got gpu: Expected",
+        ),
+        (
+            ["device=cuda:99"],
+            "`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got cuda:99",
+        ),
         (["device=cpu", "--cuda-graph"], "`cuda_graph` must be false on a CPU"),
         (["loader=graphs", "batch_size=2"], "`loader` must be full, neighbor or random_node"),
     ],
