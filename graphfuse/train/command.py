@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,13 @@ def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
 
     Returns:
         The summary of :func:`graphfuse.train.report.run`, and what to print.
+
+    Raises:
+        ValueError: a file cannot be written to; nothing was trained.
     """
     results = options.results or (f"runs/{options.name}.jsonl" if options.compare else None)
+    for name, path in (("checkpoint", options.checkpoint), ("results", results), ("plot", options.plot)):
+        _check_output(name, path)  # before a long run, not after it
     saved, resumed = (None if name is None else Path(name) for name in (options.checkpoint, options.resume))
     with tracking(config, options.wandb, options.tensorboard) as log:
         found, runs = report.run(
@@ -86,3 +92,18 @@ def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
         plot.write(curves.draw(runs, f"{config.model} on {config.dataset}"), options.plot)
         lines.append(f"plot: {options.plot}")
     return found, "\n".join(lines)
+
+
+def _check_output(name: str, given: str | None) -> None:
+    """Refuses a file that a run could not write when it ends; the folder of ``results`` is made."""
+    if given is None:
+        return
+    path = Path(given)
+    if name == "results":
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        raise ValueError(f"--{name} must lie in a folder that is there (got {given}); make it first")
+    # lines are added to a file, others are replaced
+    touched = path if name == "results" and path.exists() else path.parent
+    if path.is_dir() or not os.access(touched, os.W_OK):
+        raise ValueError(f"--{name} must be a file that can be written to (got {given}); name another")

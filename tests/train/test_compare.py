@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
 import types
 from pathlib import Path
@@ -237,6 +238,44 @@ def test_the_command(
 )
 def test_mistakes_exit_with_2(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", QUICKSTART, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            ["--checkpoint", "nowhere/a"],
+            "--checkpoint must lie in a folder that is there (got nowhere/a)",
+        ),
+        (["--plot", "nowhere/a.png"], "--plot must lie in a folder that is there (got nowhere/a.png); make"),
+        (["--checkpoint", "folder"], "--checkpoint must be a file that can be written to (got folder); name"),
+        (
+            ["--results", "folder"],
+            "--results must be a file that can be written to (got folder); name another",
+        ),
+        (
+            ["--results", "closed"],
+            "--results must be a file that can be written to (got closed); name another",
+        ),
+        (["--results", "file/a"], "file"),
+    ],
+)
+def test_files_that_cannot_be_written_are_known_before_a_run(
+    option: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").touch()
+    Path("closed").touch()
+    access = os.access  # which lets root write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "closed" and access(path, mode))
+    monkeypatch.setattr(loop, "train", lambda *_: pytest.fail("it trained first"))
+    assert main(["train", QUICKSTART, *option]) == 2
     assert message in capsys.readouterr().err
 
 
