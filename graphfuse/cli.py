@@ -59,14 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    says: str,
-    example: str,
-    many: str | None = None,
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], says: str, example: str
 ) -> argparse.ArgumentParser:
-    """A command; ``many`` is the positional argument of which there may be any number."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=says,
@@ -74,7 +68,7 @@ def _add(
         epilog=f"example: {example}",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, many=many)
+    parser.set_defaults(run=run, many=None)  # or the list that what is left over belongs to
     return parser
 
 
@@ -155,9 +149,8 @@ _NPZ = "an .npz file with edge_index, or with indptr and indices (CSR as scipy s
 
 def _add_prepare(commands: Any) -> None:
     says = "build the row windows of graphs and save them, for graphfuse.formats.load_windows"
-    parser = _add(
-        commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows", "graphs"
-    )
+    parser = _add(commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows")
+    parser.set_defaults(many="graphs")
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {_NPZ}")
     parser.add_argument(
         "--out", metavar="FOLDER", help="where to write GRAPH.safetensors; else row_windows in --data-root"
@@ -180,7 +173,11 @@ def _prepare(given: argparse.Namespace) -> int:
     from graphfuse.train.datasets import data_root
 
     folder = Path(given.out) if given.out else data_root(given.data_root) / "row_windows"
-    for graph in given.graphs:
+    graphs = dict.fromkeys(given.graphs)
+    names = [_name(graph) for graph in graphs]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise Mistake(f"two graphs would be written to {folder / twice}.safetensors; rename or leave out one")
+    for graph in graphs:
         name, edge_index, size = _read_graph(graph, given.data_root)
         start = time.perf_counter()
         windows = _build(graph, edge_index, size, given.reorder)
@@ -229,12 +226,16 @@ def _build(graph: str, edge_index: Tensor, size: Size, reorder: str = "natural")
         raise Mistake(f"{graph} holds no graph: {error}") from error
 
 
+def _name(graph: str) -> str:
+    return Path(graph).stem if graph.endswith(".npz") else graph
+
+
 def _read_graph(given: str, root: str | None) -> tuple[str, Tensor, Size]:
     """Name, edge list and ``(num_src, num_dst)`` of a data set or an ``.npz`` file."""
     from graphfuse.train import datasets
 
     if given.endswith(".npz"):
-        return Path(given).stem, *_read_npz(given)
+        return _name(given), *_read_npz(given)
     if given not in datasets.NAMES:
         raise Mistake(f"{_unknown('data set', given, datasets.NAMES)} (or name a file, see --help)")
     try:
@@ -312,7 +313,8 @@ def _plot(given: argparse.Namespace) -> int:
 def _add_train(commands: Any) -> None:
     says = "train a model from a configuration file"
     example = "graphfuse train configs/cora_gcn.yaml lr=0.005 --seeds 20 --compare"
-    parser = _add(commands, "train", _train, says, example, many="overrides")
+    parser = _add(commands, "train", _train, says, example)
+    parser.set_defaults(many="overrides")
     parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")

@@ -259,6 +259,10 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["prepare", "{folder}/falling.npz"], "must rise from 0 to the 2 entries of `indices`"),
         (["prepare", "{folder}/beyond.npz"], "beyond.npz holds no graph: Found indices in 'edge_index' that"),
         (["prepare", "{folder}/good.npz", "--out", "{folder}/text.npz"], "name another folder with --out"),
+        (
+            ["prepare", "{folder}/good.npz", "elsewhere/good.npz", "--out", "{folder}"],
+            "/good.safetensors; rename or leave out one",
+        ),
         (["prepare", "cora", "--data-root", "{folder}/text.npz"], "--data-root or GRAPHFUSE_DATA"),
     ],
 )
