@@ -249,9 +249,12 @@ class _Run:
 
     def _epoch(self) -> bool:
         begin = self.history.mark()
-        losses = [self.step(batch) for batch in self.task.batches()]
+        losses, counts = [], []
+        for batch in self.task.batches():
+            losses.append(self.step(batch))
+            counts.append(batch.get("count", 1))
         trained = self.history.mark()
-        loss = torch.stack(losses).mean()  # a copy: a replay overwrites what it returned
+        loss = _mean(torch.stack(losses), counts)  # a copy: a replay overwrites what it returned
         epoch = len(self.history) + 1
         due = self._is_evaluated(epoch)
         scores = self.evaluate().clone() if due else None
@@ -301,6 +304,15 @@ class _Run:
 
 def _describe(config: TrainConfig) -> str:
     return f"{config.dataset} {config.model} ({config.layers}, seed {config.seed})"
+
+
+def _mean(losses: Tensor, counts: list[int]) -> Tensor:
+    """Of all nodes or graphs, as batches have different numbers of them: the last one, or random parts."""
+    if len(set(counts)) == 1:
+        return losses.mean()
+    weights = torch.tensor(counts, dtype=losses.dtype, device=losses.device)
+    mean: Tensor = (losses * weights).sum() / max(1, sum(counts))
+    return mean
 
 
 def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:

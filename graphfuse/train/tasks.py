@@ -43,7 +43,10 @@ class NodeTask:
         self.waits = dataset.metric != "accuracy"  # whether scores are computed on the host
 
     def batches(self) -> Iterator[Data]:
-        """The batches of an epoch, drawn with the random numbers of the CPU."""
+        """The batches of an epoch, drawn with the random numbers of the CPU.
+
+        If there may be several, ``count`` of each is how many nodes its loss is the mean of.
+        """
         loader, size = self.config.loader, self.config.batch_size
         if loader == "full":
             yield self.graph
@@ -52,6 +55,7 @@ class NodeTask:
         else:
             parts = math.ceil(int(self.host.num_nodes) / size)
             for batch in RandomNodeLoader(_bare(self.host), num_parts=parts, shuffle=True):
+                batch.count = int((batch.target != IGNORED).sum())  # here, where nothing waits for a GPU
                 yield batch.to(self.device)
 
     def _neighborhoods(self, size: int) -> Iterator[Data]:
@@ -67,6 +71,7 @@ class NodeTask:
             batches = neighbor_batches(_bare(self.graph), count, size, self.train_nodes[order], seed)
         for batch in batches:
             batch.target[batch.batch_size :] = IGNORED  # neighbours count when they are seeds
+            batch.count = batch.batch_size
             yield batch.to(self.device)
 
     def arguments(self, batch: Data) -> tuple[Any, ...]:
@@ -111,8 +116,12 @@ class GraphTask:
         self.edge_dim = dataset.edge_dim if config.edge_features else None
 
     def batches(self, split: str = "train") -> Iterator[Data]:
-        """The batches of an epoch, those of training drawn with the random numbers of the CPU."""
+        """The batches of an epoch, those of training drawn with the random numbers of the CPU.
+
+        ``count`` of each is how many graphs its loss is the mean of.
+        """
         for batch in DataLoader(self.splits[split], self.config.batch_size, shuffle=split == "train"):
+            batch.count = batch.num_graphs
             yield batch.to(self.device)
 
     def arguments(self, batch: Data) -> tuple[Any, ...]:

@@ -74,6 +74,16 @@ def test_scores_of_nan_are_nan(metric: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.best_epoch == 0 and math.isnan(result.test_accuracy)
 
 
+def test_the_loss_of_an_epoch_is_the_mean_over_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    given = {"lr": 0.0, "dropout": 0.0, "input_dropout": 0.0, "epochs": 1}
+    whole, parts = (batched(batch_size=size, **given) for size in (7, 3))  # of 3, 3 and 1
+    wanted = loop.train(whole, molecules(count=15), progress=False).curve[0][0]
+    assert loop.train(parts, molecules(count=15), progress=False).curve[0][0] == pytest.approx(
+        wanted, rel=1e-5
+    )
+
+
 def test_an_epoch_sees_each_graph_once() -> None:
     task = tasks.of(batched(), molecules(), CPU)
     epochs = [[graph.x for batch in task.batches() for graph in batch.to_data_list()] for _ in range(2)]

@@ -94,6 +94,23 @@ def test_a_batch_without_training_nodes_is_no_nan(monkeypatch: pytest.MonkeyPatc
     assert all(row[0] >= 0 for row in result.curve)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{}, {**NEIGHBOR, "batch_size": 3}, {**RANDOM, "batch_size": 4}],
+    ids=["full", "neighbor", "random"],
+)
+def test_the_loss_of_an_epoch_is_the_mean_over_training_nodes(
+    given: dict[str, Any], no_libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    dataset = nodes()
+    dataset.data.edge_index = torch.empty(2, 0, dtype=torch.int64)  # batches cut no edges
+    dataset.data.train_mask = torch.arange(30) < 5
+    whole, parts = (settings(lr=0.0, dropout=0.0, input_dropout=0.0, **one) for one in ({}, given))
+    wanted = loop.train(whole, dataset, progress=False).curve[0][0]
+    assert loop.train(parts, dataset, progress=False).curve[0][0] == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("given", [NEIGHBOR, RANDOM], ids=["neighbor", "random_node"])
 def test_batches_train_as_pygs(
     given: dict[str, Any], no_libraries: None, monkeypatch: pytest.MonkeyPatch
