@@ -33,13 +33,13 @@ class TrainConfig:
         random_walk: Steps of the random walks whose probabilities of return are concatenated to the features.
         loader: What a step sees: the ``full`` graph; the sampled surroundings of some training nodes
             (``neighbor``); a random part of the nodes (``random_node``); or some ``graphs`` of many.
-        batch_size: Training nodes, nodes or graphs of a step; 0 with the full graph.
+        batch_size: Training nodes, nodes or graphs of a step, at most; 0 with the full graph.
         num_neighbors: In-neighbours that ``neighbor`` samples of a node in each hop, -1 for all.
         epochs: Passes over the training data, at most.
         lr: Adam's learning rate.
         weight_decay: Adam's L2 penalty: one value, or one for each convolution if there is nothing else.
         schedule: Of the learning rate: ``cosine`` falls to ``min_lr`` in ``epochs`` epochs, ``plateau``
-            multiplies by ``lr_factor`` after ``lr_patience`` evaluations that were not better.
+            multiplies by ``lr_factor`` when more than ``lr_patience`` evaluations in a row were not better.
         lr_factor: See ``schedule``.
         lr_patience: See ``schedule``.
         min_lr: See ``schedule``.

@@ -39,6 +39,7 @@ class Dataset:
         num_classes: Scores of a node or graph: 1 for a number, and for a yes or no that ROC-AUC measures.
         metric: What ``evaluate`` returns.
         evaluate: Scores and targets to the metric: a share, not percent, or an error in units of the target.
+            Training does not call it for an accuracy of nodes, which it counts on the device.
         data: Of nodes: the graph with ``x``, ``edge_index``, ``y``, ``train_mask``, ``val_mask`` and
             ``test_mask``.
         splits: Of graphs: ``train``, ``val`` and ``test``, lists of graphs with ``x``, ``edge_index``,
