@@ -29,7 +29,7 @@ class Mistake(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 0, 1 if a check failed, 2 if there was nothing to run."""
+    """Runs a command; returns 0, 1 if a check failed, 2 if there was nothing to run, 130 if interrupted."""
     parser = argparse.ArgumentParser(
         prog="graphfuse",
         description=graphfuse.__doc__,
@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Mistake as mistake:
         print(f"graphfuse {given.command}: error: {mistake}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"\ngraphfuse {given.command}: interrupted", file=sys.stderr)
+        return 130  # as shells call it
     return status
 
 

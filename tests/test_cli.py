@@ -127,6 +127,17 @@ def test_train_ends_with_json(capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert key in found
 
 
+def test_an_interrupt_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("graphfuse.train.command.run", interrupted)
+    assert main(["train", str(CONFIGS / "quickstart.yaml")]) == 130
+    assert capsys.readouterr().err == "\ngraphfuse train: interrupted\n"
+
+
 def test_print_config_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(CONFIGS / "cora_gcn.yaml"), "lr=0.5", "--print-config"]) == 0
     assert "lr: 0.5" in capsys.readouterr().out
