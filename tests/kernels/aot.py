@@ -32,12 +32,14 @@ from graphfuse.kernels import (
     spmm,
 )
 from graphfuse.kernels.launch import Config, Load
+from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_nodes import (
     Case,
     building,
     columns_of,
     copied_and_summed,
     gated_skip,
+    joined_slices,
     linear_map,
     normalised,
     normed_residual,
@@ -87,6 +89,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
     report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name, SPILLED)
+    report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
 
@@ -294,6 +297,7 @@ def reordered() -> Iterator[Case]:
         *(case for case in aggregation("fp32", 64, 64) if case.name.endswith("-windows]")),
         *(case for case in sparse_attention("fp16", 1, 64) if case.constants["DROPOUT"] == 0),
         *additive_attention("fp16", 1, 64),
+        *(case for case in joined_slices("fp16", 1, 64) if case.constants["HEIGHT"] == 16),
     )
     for case in given:
         if "row_index_ptr" in case.kernel.arg_names:
@@ -326,6 +330,8 @@ def cases() -> Iterator[Case]:
             yield from sparse_attention(dtype, heads, dim)
         for heads, dim in ((1, 64), (3, 100)):
             yield from additive_attention(dtype, heads, dim)
+        for heads, dim, edge_dim in ((1, 64, 0), (3, 100, 0), (8, 128, 128)):
+            yield from joined_slices(dtype, heads, dim, edge_dim)
         for heads, dim, edge_dim in ((1, 64, 16), (4, 32, 3), (8, 128, 128)):
             yield from sparse_attention(dtype, heads, dim, edge_dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):

@@ -9,7 +9,9 @@ import triton.language as tl
 
 from graphfuse.formats import quick_kernels
 from graphfuse.kernels import (
+    additive,
     additive_bwd,
+    attention,
     attention_bwd,
     columns,
     gate,
@@ -162,6 +164,31 @@ def normed_residual(dtype: str, dim: int) -> Iterator[Case]:
     for norm, more in (("layer", {}), ("batch", dict.fromkeys(("mean_ptr", "var_ptr"), f"*{dtype}"))):
         name = f"{kernel.__name__}[{dtype}-{dim}-{norm}]"
         yield Case(name, kernel, operands | more, constants, config.warps)
+
+
+def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:
+    """The merges of attention's slices, and those of GAT and GATv2 where edges have no features."""
+    pointer = f"*{dtype}"
+    operands = dict.fromkeys(("out_ptr", "softmax_ptr", "first_ptr", "second_ptr"), pointer)
+    operands |= dict.fromkeys(("edge_sum_ptr", "third_ptr"), pointer) if edge_dim > 0 else {}
+    operands |= {**dict.fromkeys(("partial_ptr", "slots_ptr"), "*fp32"), "merges_ptr": "*i32"}
+    blocks = {"BLOCK_DIM": launch.attention_merge(dim), "BLOCK_EDGE": launch.attention_merge(edge_dim)}
+    constants = {
+        "HEADS": heads,
+        "DIM": dim,
+        "EDGE_DIM": edge_dim,
+        **blocks,
+        "DROPOUT": 0.5,
+        "ACC": tl.float32,
+    }
+    kernels: list[tuple[Any, dict[str, str]]] = [(attention._attention_merge_kernel, {})]
+    kernels += [(attention_bwd.attention_bwd_merge_kernel, {})]
+    if edge_dim == 0:
+        kernels += [(additive._additive_merge_kernel, tilt) for tilt in ({}, {"tilt_ptr": pointer})]
+    for kernel, more in kernels:
+        for height in (1, 16):
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}{'-tilted' if more else ''}]"
+            yield Case(name, kernel, operands | more, constants | {"HEIGHT": height}, 4)
 
 
 def building() -> Iterator[Case]:

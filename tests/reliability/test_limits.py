@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import k_hop_subgraph
 
-from graphfuse import RowWindows, ops
+from graphfuse import RowWindows, ops, reference
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.testing import GRAPHS, assert_close
+from graphfuse.testing import GRAPHS, assert_close, check
 from tests.reliability import EDGE_DIM, LAYERS, ON_GPU, PLAIN, WIDTH, larger_on_gpu, random_edges
 
 SMALLEST = ("no_nodes", "one_node", "one_loop", "one_edge")
@@ -83,6 +84,41 @@ def test_two_to_the_31_edges_are_refused(name: str, device: torch.device) -> Non
         layer(x, edge_index, **given)
     edges = random_edges(3, 4, device)
     assert layer(x, edges, **LAYERS[name].values(edges.size(1), device, x.dtype)).size(0) == 3
+
+
+def check_last_edges(device: torch.device, heads: int, before: int, num_nodes: int) -> None:
+    """Numbers of the last edges, which join nodes of their own, are read; their gradients are written."""
+    last = 20
+    own = random_edges(last, 100, device)
+    few = own.size(1)
+    edges = torch.cat([torch.randint(num_nodes, (2, before), device=device), own + num_nodes], 1)
+    windows = RowWindows.from_edge_index(edges, (num_nodes + last, num_nodes + last))
+    given = {name: torch.randn(last, heads, device=device) for name in ("a_src", "a_dst")}
+    given |= {"x": torch.randn(last, heads, 1, device=device), "edge": torch.randn(few, heads, device=device)}
+    given = {name: value.half().requires_grad_() for name, value in given.items()}
+
+    def attend(a_src: Tensor, a_dst: Tensor, x: Tensor, edge: Tensor) -> Tensor:
+        a_src, a_dst = (F.pad(one, (0, 0, num_nodes, 0)) for one in (a_src, a_dst))
+        x, edge = F.pad(x, (0, 0, 0, 0, num_nodes, 0)), F.pad(edge, (0, 0, before, 0))
+        out = ops.gat_attention(a_src, a_dst, x, windows, edge_score=edge)
+        assert not out[:num_nodes].any()
+        return out[num_nodes:]
+
+    def alone(a_src: Tensor, a_dst: Tensor, x: Tensor, edge: Tensor) -> Tensor:
+        return reference.gat_attention(own, a_src, a_dst, x, edge_score=edge)
+
+    check(attend, alone, given)
+
+
+def test_numbers_of_the_last_edges(device: torch.device) -> None:
+    check_last_edges(device, 16, 40, 30)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tens_of_gib")
+def test_numbers_of_edges_beyond_32_bits() -> None:
+    """num_edges * heads > 2^31."""
+    check_last_edges(torch.device("cuda"), 16, 2**27, 1_000_000)
 
 
 @pytest.mark.gpu
