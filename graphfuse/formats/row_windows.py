@@ -13,6 +13,7 @@ from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.lasting import lasting
 from graphfuse.formats.reorder import check_method
 from graphfuse.formats.structure import Structure, build_structure
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, to_edge_index, walk, walks
@@ -51,6 +52,7 @@ class RowWindows:
     # Making one
 
     @classmethod
+    @lasting
     def from_edge_index(
         cls, edge_index: Any, size: inputs.Size | None = None, reorder: str = "natural"
     ) -> RowWindows:
@@ -81,6 +83,7 @@ class RowWindows:
         return cls(build_structure(*inputs.as_edge_index(edge_index, size), reorder))
 
     @classmethod
+    @lasting
     def from_blocks(
         cls,
         block_rows: Tensor,
@@ -228,7 +231,7 @@ class RowWindows:
         if key not in memo:
             with self._structure.lock:
                 if key not in memo:
-                    memo[key] = make()
+                    memo[key] = lasting(make)()
         return memo[key]
 
     def edges_per_row(self) -> Tensor:
@@ -286,6 +289,7 @@ class RowWindows:
 
     # Moving and copying
 
+    @lasting
     def _map(self, fn: Callable[[Tensor], Tensor], keep_source: bool = True) -> RowWindows:
         old = self._structure
         moved = {name: fn(tensor) for name, tensor in old.packed().items()}

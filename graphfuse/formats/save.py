@@ -19,6 +19,7 @@ from graphfuse.formats import inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.cache import remember
 from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.lasting import lasting
 from graphfuse.formats.row_windows import RowWindows
 from graphfuse.formats.validate import PARTS, check_parts, sections_of
 
@@ -69,6 +70,7 @@ def save_windows(path: PathLike, windows: RowWindows, edge_list: bool = True) ->
         save_file(tensors, partial, metadata)
 
 
+@lasting
 def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None = None) -> RowWindows:
     """Reads what :func:`save_windows` wrote.
 

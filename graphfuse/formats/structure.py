@@ -16,6 +16,7 @@ from tqdm import tqdm
 from graphfuse.formats import build, inputs, quick, reorder
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
+from graphfuse.formats.lasting import lasting
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walk, edge_order, walk
 
@@ -69,10 +70,10 @@ class Structure:
                     f"the {name} of these row windows would be built during {during}; call "
                     "graphfuse.warmup(model, data), or the op itself, once before"
                 )
-            with self.lock, torch.no_grad():
+            with self.lock:
                 built = getattr(self, name)
                 if built is None:
-                    built = _MAKERS[name](self)
+                    built = lasting(_MAKERS[name])(self)
                     setattr(self, name, built)
         return built
 
@@ -135,12 +136,11 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int, method: str 
     inputs.check_sizes(edge_index, num_src, num_dst)
     num_src, num_dst = operator.index(num_src), operator.index(num_dst)  # NumPy's integers too
     sizes = (num_dst, num_src, edge_index.size(1))
-    with torch.no_grad():
-        if method == "natural" and quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
-            found = quick.build_windows(edge_index, num_src, num_dst)
-            if found is not None:
-                return Structure(*found, edge_index.detach())
-    with torch.no_grad(), _progress() as bar:
+    if method == "natural" and quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
+        found = quick.build_windows(edge_index, num_src, num_dst)
+        if found is not None:
+            return Structure(*found, edge_index.detach())
+    with _progress() as bar:
         bar.set_description("row windows: check")
         inputs.check_indices(edge_index, num_src, num_dst)
         key = fingerprint(edge_index)

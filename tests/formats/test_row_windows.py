@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from graphfuse import RowWindows, clear_cache
-from graphfuse.formats import build
+from graphfuse.formats import build, load_windows, save_windows
 from graphfuse.formats import packed as packing
 from graphfuse.testing import GRAPHS
 
@@ -85,6 +86,28 @@ def test_clone_shares_nothing(record: RowWindows) -> None:
     assert cloned.window_edges() is not None
     with pytest.raises(RuntimeError, match="was modified since"):
         record.window_edges()
+
+
+@pytest.mark.parametrize("reorder", ["natural", "degree"])
+@pytest.mark.parametrize("kind", ["edges", "sparse", "file", "moved"])
+def test_nothing_that_is_kept_is_an_inference_tensor(reorder: str, kind: str, tmp_path: Path) -> None:
+    edge_index, size = GRAPHS["repeated"]()
+    with torch.inference_mode():
+        given = edge_index
+        if kind == "sparse":
+            given = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(edge_index.size(1)), size)
+        record = RowWindows.from_edge_index(given, size, reorder=reorder)
+        if kind == "file":
+            save_windows(tmp_path / "graph.safetensors", record)
+            record = load_windows(tmp_path / "graph.safetensors")
+        elif kind == "moved":
+            record = record.clone()
+        for view in (record, record.transpose()):
+            parts = [view.packed_windows, view.packed_rows, view.packed_window_edges, view.packed_row_edges]
+            parts += [view.edges_per_row(), view.loops_per_row(), view.last_loop(), view.walk().column]
+            parts += [view.row_walk().column, view.row_edges().perm, view.memo("one", lambda: torch.ones(1))]
+            assert not any(part.is_inference() for part in parts)
+    assert not record.edge_index().is_inference()
 
 
 def test_data_moves_copies_and_batches_the_record(record: RowWindows) -> None:

@@ -147,6 +147,18 @@ def test_a_record_in_place_of_the_edges(name: str, device: torch.device) -> None
     torch.testing.assert_close(compiled(x, windows), wanted)
 
 
+@pytest.mark.parametrize("name", ["gcn", "gat", "transformer"])
+def test_a_record_of_an_evaluation_is_trained_on(name: str, device: torch.device) -> None:
+    layer, (x, edge_index) = start(name, device)
+    parameters = list(layer.parameters())
+    wanted = results(layer, (x, edge_index.clone()), parameters)
+    with torch.inference_mode():
+        windows = RowWindows.from_edge_index(edge_index, (7, 7))
+        layer(x, windows)
+    for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        torch.testing.assert_close(results(run, (x, windows), parameters), wanted)
+
+
 def test_two_sets_of_nodes_and_the_other_flow(device: torch.device) -> None:
     edge_index = few_edges(device)
     x = torch.randn(7, 4, device=device)
