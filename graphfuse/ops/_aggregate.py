@@ -49,11 +49,6 @@ class Aggregation(NamedTuple):
     keep_aggregate: bool  # also return A x, before the weight
     out_dtype: torch.dtype
 
-    def transpose(self, keep_aggregate: bool, out_dtype: torch.dtype) -> Aggregation:
-        """Over the transpose, the scales swapped, without activation."""
-        swapped = (self.graph.transpose(), self.col_scale, self.row_scale)
-        return Aggregation(*swapped, False, keep_aggregate, out_dtype)
-
 
 def aggregate(
     windows: RowWindows,
@@ -210,8 +205,10 @@ class Spmm(torch.autograd.Function):
             weight,
             out if how.relu else None,
             y if how.keep_aggregate else None,
+            how.row_scale,
+            how.col_scale,
         )
-        ctx.how, ctx.x_dtype = how, x.dtype
+        ctx.graph, ctx.x_dtype = how.graph, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
         return out, y
@@ -219,12 +216,9 @@ class Spmm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
-        x, edge_weight, loop_weight, weight, out, y = ctx.saved_tensors
+        x, edge_weight, loop_weight, weight, out, y, row_scale, col_scale = ctx.saved_tensors
         _, needs_x, needs_edge_weight, needs_loop_weight, needs_weight, needs_bias = ctx.needs_input_grad
-        dtype, how = ctx.x_dtype, ctx.how
-        graph = for_gradient(how.graph, grad, grad_y)
-        if graph is not how.graph:
-            how = how._replace(graph=graph)
+        dtype, graph = ctx.x_dtype, for_gradient(ctx.graph, grad, grad_y)
         needs_y = needs_edge_weight or needs_loop_weight
         if grad is None:
             if grad_y is None:
@@ -238,15 +232,14 @@ class Spmm(torch.autograd.Function):
         if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
             # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
             grad = grad if grad.dtype is dtype else grad.to(dtype)
+            back = Aggregation(graph.transpose(), col_scale, row_scale, False, needs_x, dtype)
             if needs_x:
-                back = how.transpose(keep_aggregate=True, out_dtype=dtype)
                 grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
             else:
-                back = how.transpose(keep_aggregate=False, out_dtype=dtype)
                 moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
                 assert moved is not None
-                grad_weight, grad_bias = _linear_grad(how.graph, moved, x, out_grad, ctx.bias_dtype)
+                grad_weight, grad_bias = _linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
             grad_y = torch.mm(grad, weight) if needs_y else grad
         else:
             if weight is None:
@@ -257,18 +250,18 @@ class Spmm(torch.autograd.Function):
                 through = torch.mm(grad, weight)
                 grad_y = through if grad_y is None else through + grad_y
                 if needs_weight:
-                    grad_weight, grad_bias = _linear_grad(how.graph, grad, y, out_grad, ctx.bias_dtype)
+                    grad_weight, grad_bias = _linear_grad(graph, grad, y, out_grad, ctx.bias_dtype)
             if needs_x:
                 # neighbours read its rows: where the result is float32 and x is not, in the dtype of x
                 grad_y = grad_y if grad_y.dtype is dtype else grad_y.to(dtype)
-                back = how.transpose(keep_aggregate=False, out_dtype=dtype)
+                back = Aggregation(graph.transpose(), col_scale, row_scale, False, False, dtype)
                 grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
         if out_grad is not None and grad_bias is None:
             grad_bias = column_sums(out_grad, ctx.bias_dtype)
         if needs_y:
-            a, b = _scaled(grad_y.to(dtype), how.row_scale), _scaled(x, how.col_scale)
+            a, b = _scaled(grad_y.to(dtype), row_scale), _scaled(x, col_scale)
             if needs_edge_weight:
-                product = Sddmm.apply(how.graph, edge_weight.numel(), a, b, loop_weight is not None)
+                product = Sddmm.apply(graph, edge_weight.numel(), a, b, loop_weight is not None)
                 grad_edge_weight = product.to(edge_weight.dtype)
             if needs_loop_weight:
                 n = min(a.size(0), b.size(0))

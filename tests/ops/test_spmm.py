@@ -273,6 +273,21 @@ def test_inference_keeps_nothing(device: torch.device) -> None:
     assert not kept
 
 
+@pytest.mark.parametrize("scale", ["row_scale", "col_scale"])
+@pytest.mark.parametrize("out_dim", [None, 2, 9])  # spmm; the output, then the input as the narrow side
+def test_a_scale_that_was_written_to_gives_no_gradient(
+    scale: str, out_dim: int | None, device: torch.device
+) -> None:
+    windows, _, num_nodes, _ = build("ragged", device)
+    x = torch.randn(num_nodes, 4, device=device, requires_grad=True)
+    scales = {scale: torch.rand(num_nodes, device=device)}
+    weight = None if out_dim is None else torch.randn(out_dim, 4, device=device)
+    y = ops.spmm(windows, x, **scales) if weight is None else ops.spmm_gemm(windows, x, weight, **scales)
+    scales[scale].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 WRONG = [
     (lambda w, x: ops.spmm([w], x), r"`windows` must be RowWindows \(got list\); window the batch"),
     (lambda w, x: ops.spmm(w, x[:-1]), r"`x` must have shape \[33, dim\] \(got \[32, 4\]\)"),
