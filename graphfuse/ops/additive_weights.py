@@ -175,12 +175,13 @@ class _Softmax(torch.autograd.Function):
         weight = (score - top.index_select(0, receivers.node)).exp()
         weight = weight / receivers.sums(weight).index_select(0, receivers.node)
         ctx.receivers = receivers
-        ctx.save_for_backward(weight)
+        node = receivers.node  # the caller's, who may write to it before backward
+        ctx.save_for_backward(weight, node.clone() if node.is_inference() else node)
         return weight
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weight,) = ctx.saved_tensors
+        weight, node = ctx.saved_tensors
         mean = ctx.receivers.sums(weight * grad)
-        return weight * (grad - mean.index_select(0, ctx.receivers.node)), None
+        return weight * (grad - mean.index_select(0, node)), None

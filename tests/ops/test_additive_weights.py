@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphfuse import ops, reference
+from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
 from tests.nn._gat import few_edges
 from tests.ops.test_additive_attention import DTYPES, draw
@@ -88,6 +88,30 @@ def test_bitwise_repeatable(kind: str, device: torch.device) -> None:
     first = run()
     for _ in range(20):
         assert all(map(torch.equal, first, run()))
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@KINDS
+def test_edges_that_were_written_to_give_no_gradient(kind: str, loops: bool, device: torch.device) -> None:
+    windows, edge_index, given = draw(kind, "self_loops", device, torch.float32, 2, 4)
+    given.pop("x", None)
+    returned, alpha = OPS[kind][0](**given, windows=windows, self_loops=loops)
+    (returned if loops else edge_index).fill_(3)  # without loops they are the caller's own
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        alpha.square().sum().backward()
+
+
+@KINDS
+def test_edges_made_in_inference_mode_serve_training(kind: str, device: torch.device) -> None:
+    windows, edge_index, given = draw(kind, "ragged", device, torch.float32, 2, 4)
+    given.pop("x", None)
+    with torch.inference_mode():
+        copied = edge_index.clone()
+    gradients = []
+    for view in (windows, RowWindows.from_edge_index(copied, windows.shape[::-1])):
+        alpha = weights_of(OPS[kind][0], **given, windows=view)
+        gradients.append(torch.autograd.grad(alpha.square().sum(), list(given.values())))
+    assert all(map(torch.equal, *gradients))
 
 
 def test_mistakes_are_named(device: torch.device) -> None:
