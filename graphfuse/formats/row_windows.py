@@ -34,7 +34,8 @@ class RowWindows:
     layers mask or replace the diagonal themselves, so one record serves all of them.
 
     Build one with :meth:`from_edge_index` or :class:`graphfuse.transforms.ToRowWindows`; pass it to a layer
-    in place of ``edge_index``. The record is immutable; it can be moved, copied, pickled and shared.
+    in place of ``edge_index``. The record is immutable; it can be moved, copied, pickled and shared. What
+    ``walk`` and its like return is its own memory, which nothing may write to.
 
     Example:
         >>> windows = RowWindows.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]))
@@ -167,7 +168,7 @@ class RowWindows:
         """Whether ``edge_index`` still is the edge list this was built from (hashes it: synchronises)."""
         return edge_index.size(1) == self.num_edges and fingerprint(edge_index) == self.fingerprint
 
-    # Views for kernels, tests and the curious
+    # Views for kernels, tests and the curious: the record's own memory, not to be written to
 
     def walk(self) -> Walk:
         """The windows of this direction: ``ptr``, ``tasks``, ``merges``, ``column``, ``row_mask``."""
@@ -235,14 +236,14 @@ class RowWindows:
         return memo[key]
 
     def edges_per_row(self) -> Tensor:
-        """Edges of each row, ``int64[num_dst]``; computed once."""
+        """Edges of each row, ``int64[num_dst]``; counted once, returned as a copy."""
         counts: Tensor = self.memo("edges_per_row", lambda: self._count(0))
-        return counts
+        return counts.clone()
 
     def loops_per_row(self) -> Tensor:
-        """Self-loops (edges with column == row) of each row, ``int64[num_dst]``; computed once."""
+        """Self-loops (edges with column == row) of each row, ``int64[num_dst]``; likewise."""
         counts: Tensor = self.memo("loops_per_row", lambda: self._count(1))
-        return counts
+        return counts.clone()
 
     def _count(self, loops: int) -> Tensor:
         w = self.walk()
@@ -256,7 +257,10 @@ class RowWindows:
         return build.edges_per_row(w.ptr, w.row_mask, w.num_rows, w.row_index)
 
     def last_loop(self) -> Tensor:
-        """Position in the caller's edge list of each row's last self-loop, -1 without; ``int64[num_dst]``."""
+        """Position in the caller's edge list of each row's last self-loop, -1 without; ``int64[num_dst]``.
+
+        For layers, which read it in each call: the record's own memory, not to be written to.
+        """
 
         def find() -> Tensor:
             src, dst = self.edge_index()
@@ -376,8 +380,7 @@ class RowWindows:
                 "edges_per_entry": self.num_edges / max(self.num_entries, 1),
             }
 
-        found: dict[str, float] = self.memo("statistics", count)
-        return found
+        return dict(self.memo("statistics", count))
 
     def __repr__(self) -> str:
         s = self.statistics()

@@ -104,10 +104,20 @@ def test_nothing_that_is_kept_is_an_inference_tensor(reorder: str, kind: str, tm
             record = record.clone()
         for view in (record, record.transpose()):
             parts = [view.packed_windows, view.packed_rows, view.packed_window_edges, view.packed_row_edges]
-            parts += [view.edges_per_row(), view.loops_per_row(), view.last_loop(), view.walk().column]
-            parts += [view.row_walk().column, view.row_edges().perm, view.memo("one", lambda: torch.ones(1))]
-            assert not any(part.is_inference() for part in parts)
+            parts += [view.walk().column, view.row_walk().column, view.row_edges().perm, view.last_loop()]
+            _ = view.edges_per_row(), view.loops_per_row(), view.memo("one", lambda: torch.ones(1))
+            parts += [kept for kept in view._structure.memo.values() if isinstance(kept, Tensor)]
+            assert not any(part.is_inference() for part in parts) and len(parts) >= 12
     assert not record.edge_index().is_inference()
+
+
+def test_what_a_record_counts_is_returned_as_a_copy(record: RowWindows) -> None:
+    for method in (record.edges_per_row, record.loops_per_row):
+        wanted = method().clone()
+        method().add_(1)
+        assert torch.equal(method(), wanted)
+    record.statistics()["windows"] = 0
+    assert record.statistics()["windows"] > 0
 
 
 def test_data_moves_copies_and_batches_the_record(record: RowWindows) -> None:
