@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
@@ -21,6 +23,7 @@ class ToRowWindows(BaseTransform):
 
     In a mini-batch made by ``Batch`` the records of the single graphs are of no use and are ignored: apply
     the transform to the batch, or pass ``batch.edge_index``, for which layers build the windows themselves.
+    The record of the batch stands in their place then, and graphs that are taken from the batch have none.
     After a transform that changes edges, apply this one again: it comes last.
 
     Args:
@@ -49,7 +52,21 @@ class ToRowWindows(BaseTransform):
                 _ = windows.packed_window_edges, windows.packed_row_edges, windows.packed_rows
             remember(store.edge_index, windows)
             store.row_windows = windows
+            whole = vars(data.stores[0])
+            for name in ("_slice_dict", "_inc_dict"):
+                if name in whole:  # a batch, whose graphs may have had records
+                    whole[name] = _without_records(whole[name], store._key)
         return data
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}(edge_order={self.edge_order}, reorder={self.reorder!r})"
+
+
+def _without_records(slices: dict[Any, Any], key: Any) -> dict[Any, Any]:
+    """Where ``Batch`` finds the parts of each graph, less its record; ``key`` is the type of edges, if any.
+
+    It would take the one record of all for a list of theirs.
+    """
+    if key is None:
+        return {name: part for name, part in slices.items() if name != "row_windows"}
+    return slices | {key: _without_records(slices[key], None)} if key in slices else slices

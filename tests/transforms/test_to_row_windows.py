@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch_geometric.transforms as T
-from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.loader import DataLoader
 
 import graphfuse
@@ -118,6 +118,31 @@ def test_loader_transform_and_batches(workers: int, device: torch.device) -> Non
         layer(batch.x, batch.row_windows)
     windowed = ToRowWindows()(batch)
     assert torch.equal(layer(windowed.x, windowed.row_windows), out)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_graphs_of_a_batch_with_a_record(prepared: bool) -> None:
+    single = ToRowWindows() if prepared else copy.copy
+    listed = [single(data()) for _ in range(2)]
+    batch = Batch.from_data_list(listed)
+    windowed = ToRowWindows()(batch)
+    for one, example in zip(listed, windowed.to_data_list(), strict=True):
+        assert torch.equal(example.edge_index, one.edge_index) and torch.equal(example.x, one.x)
+        assert "row_windows" not in example
+    assert isinstance(windowed.row_windows, RowWindows)
+    assert ("row_windows" in batch.get_example(1)) is prepared  # the batch before is as it was
+
+
+def test_graphs_of_a_hetero_batch_with_a_record() -> None:
+    kind = ("author", "writes", "paper")
+    hetero = HeteroData()
+    hetero["paper"].x, hetero["author"].x = torch.ones(20, 2), torch.ones(7, 2)
+    hetero[kind].edge_index = torch.tensor([[0, 6, 3], [19, 2, 2]])
+    batch = Batch.from_data_list([ToRowWindows()(hetero), ToRowWindows()(hetero)])
+    example = ToRowWindows()(batch).get_example(1)
+    assert torch.equal(example[kind].edge_index, hetero[kind].edge_index)
+    assert "row_windows" not in example[kind]
+    assert batch.get_example(1)[kind].row_windows.shape == (20, 7)
 
 
 def test_pickles_and_registers() -> None:
