@@ -197,9 +197,12 @@ class Spmm(torch.autograd.Function):
             out, y = _run(how, *operands)
         else:
             out, y = below_autograd(torch.ops.graphfuse.spmm, *how.graph, *how[1:], *operands)
-        linear_in_x = weight is None and edge_weight is None and loop_weight is None
+        # Gradients of what x is multiplied with take x, that of W takes A x instead if it is kept. Where none
+        # is wanted x is not kept alive, and may be written to.
+        _, _, of_edges, of_loops, of_weight, _ = ctx.needs_input_grad
+        needs_x = of_edges or of_loops or (of_weight and not how.keep_aggregate)
         ctx.save_for_backward(
-            None if linear_in_x else x,
+            x if needs_x else None,
             edge_weight,
             loop_weight,
             weight,
@@ -235,10 +238,10 @@ class Spmm(torch.autograd.Function):
             back = Aggregation(graph.transpose(), col_scale, row_scale, False, needs_x, dtype)
             if needs_x:
                 grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
-            else:
+            elif needs_weight:
                 moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
-                assert moved is not None
+                assert moved is not None  # of the first of the two
                 grad_weight, grad_bias = _linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
             grad_y = torch.mm(grad, weight) if needs_y else grad
         else:
