@@ -91,7 +91,7 @@ def decisions(found: Sequence[Case]) -> str:
     variants = list(dict.fromkeys(name for case in found for name in case.of if name != "graphfuse"))
     lines = []
     for case in found:
-        ours = case.of["graphfuse"].p50_ms
+        ours = case.of["graphfuse"].p50_ms if "graphfuse" in case.of else None
         times = [case.of[name].p50_ms if name in case.of else None for name in variants]
         ratios = [figure(time / ours) if time and ours else None for time in times]
         lines.append((*case.what, figure(ours), *ratios))

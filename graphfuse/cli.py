@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if named is not None and named not in commands.choices:
         parser.error(_unknown("command", named, commands.choices))
     given, rest = parser.parse_known_args(arguments)
-    if rest and (given.many is None or any(argument.startswith("-") for argument in rest)):
+    if rest and (given.rest_goes_to is None or any(argument.startswith("-") for argument in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # argparse takes all of a list from before the next option, or leaves it
-        getattr(given, given.many).extend(rest)
+        getattr(given, given.rest_goes_to).extend(rest)
     try:
         status: int = given.run(given)
     except Mistake as mistake:
@@ -71,7 +71,7 @@ def _add(
         epilog=f"example: {example}",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, many=None)  # or the list that what is left over belongs to
+    parser.set_defaults(run=run, rest_goes_to=None)  # or the name of a list
     return parser
 
 
@@ -153,7 +153,7 @@ _NPZ = "an .npz file with edge_index, or with indptr and indices (CSR as scipy s
 def _add_prepare(commands: Any) -> None:
     says = "build the row windows of graphs and save them, for graphfuse.formats.load_windows"
     parser = _add(commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows")
-    parser.set_defaults(many="graphs")
+    parser.set_defaults(rest_goes_to="graphs")
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {_NPZ}")
     parser.add_argument(
         "--out", metavar="FOLDER", help="where to write GRAPH.safetensors; else row_windows in --data-root"
@@ -192,7 +192,8 @@ def _prepare(given: argparse.Namespace) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             save_windows(path, windows)
         except OSError as error:
-            raise Mistake(f"cannot write {path} ({error}); name another folder with --out") from error
+            said = error.__cause__ or error  # safetensors' own words of a full disk
+            raise Mistake(f"cannot write {path} ({said}); name another folder with --out") from error
         found = {
             "graph": name,
             "num_dst": windows.shape[0],
@@ -317,7 +318,7 @@ def _add_train(commands: Any) -> None:
     says = "train a model from a configuration file"
     example = "graphfuse train configs/cora_gcn.yaml lr=0.005 --seeds 20 --compare"
     parser = _add(commands, "train", _train, says, example)
-    parser.set_defaults(many="overrides")
+    parser.set_defaults(rest_goes_to="overrides")
     parser.add_argument("config", nargs="?", help="a YAML file, see configs/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--seeds", type=int, default=1, help="how often to train, with seeds counted up")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 _Make = TypeVar("_Make", bound=Callable[..., Any])
 
@@ -17,3 +18,10 @@ def lasting(make: _Make) -> _Make:
     first epoch, is found again when the model is trained. For what runs once: it costs microseconds.
     """
     return torch.inference_mode(False)(torch.no_grad()(make))
+
+
+def savable(x: Tensor | None) -> Tensor | None:
+    """``x`` for ``save_for_backward``: a copy of an inference tensor, which autograd does not save."""
+    if x is None or not x.is_inference() or torch.is_inference_mode_enabled():
+        return x
+    return x.clone()

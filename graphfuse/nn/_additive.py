@@ -144,6 +144,8 @@ def summed_at_receivers(graph: RowWindows, values: Tensor, reduce: str) -> Tenso
     columns = [ops.spmm(graph, ones, column, loop_weight=nothing) for column in values.unbind(1)]
     sums = torch.cat(columns, 1)[: min(num_dst, num_src)]
     if reduce == "mean":
-        count = graph.memo("mean", lambda: (graph.edges_per_row() - graph.loops_per_row()).clamp(min=1))
+        count = graph.memo(
+            "others_per_row", lambda: (graph.edges_per_row() - graph.loops_per_row()).clamp(min=1)
+        )
         sums = sums / count[: len(sums), None]
     return sums.to(values.dtype)

@@ -11,7 +11,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.kernels import launch
 from graphfuse.nn._dispatch import is_plain_tensor
-from graphfuse.nn._projection import is_plain
+from graphfuse.nn._projection import folded_reasons, is_plain
 from graphfuse.ops.attention import MAX_HEAD_DIM
 
 
@@ -70,6 +70,9 @@ def edge_reasons(lin: Any, edge_attr: Any, x: Any, edge_index: Any, heads: int, 
     if lin is None:
         return ["edge_attr is given to a layer without edge_dim, which adds it to the values as it is"]
     autocast = torch.is_autocast_enabled(like.device.type)
+    hooked = folded_reasons()
+    if hooked:
+        return hooked
     if not is_plain(lin) or lin.bias is not None or not (autocast or lin.weight.dtype is like.dtype):
         return ["lin_edge is not a plain linear map in the dtype of x"]
     fits = is_of_edges(edge_attr, edge_index, like) and edge_attr.dim() == 2

@@ -60,7 +60,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
         state["_explain"] is not True
         and state["_decomposed_layers"] == 1
         and state["aggr"] in _SUMS
-        and _sums(state["_modules"].get("aggr_module"))
+        and _only_sums(state["_modules"].get("aggr_module"))
         and not any(_hooks_of(state))
         and state.keys().isdisjoint(_STEPS)
         and not _overridden(type(layer), base)
@@ -125,14 +125,15 @@ def common_reasons(
             yield f"`{step}` was replaced on this layer object"
     if layer.aggr not in _SUMS:
         yield f"the aggregation is {layer.aggr!r}; the kernels sum"
-    elif not _sums(layer.aggr_module):
+    elif not _only_sums(layer._modules.get("aggr_module")):
         yield "`aggr_module` was replaced or has a hook; the kernels sum"
     yield from _edge_index_reasons(edge_index)
     features = x if isinstance(x, (tuple, list)) else (x,)
     yield from dict.fromkeys(reason for one in features for reason in _feature_reasons(one, projects))
 
 
-def _sums(aggregation: Any) -> bool:
+def _only_sums(aggregation: Any) -> bool:
+    # `propagate` calls the module that the layer has, whatever `aggr` says; a forward of its own counts too
     if type(aggregation) is not SumAggregation or "forward" in aggregation.__dict__:
         return False
     before = aggregation._forward_pre_hooks or aggregation._backward_pre_hooks

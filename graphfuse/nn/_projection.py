@@ -22,13 +22,20 @@ def is_plain(lin: Any) -> bool:
     if lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks:
         return False
     parameters = lin._parameters
-    weight, bias = parameters.get("weight"), parameters.get("bias", ...)
+    weight, bias = parameters.get("weight"), parameters.get("bias", ...)  # no parameter is not None
     return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
 
 
 def may_read(*layers: Any) -> bool:
     """Whether nobody notices that weights are read and ``layers`` not called: no hook, not of all modules."""
     return not _has_any_global_hook() and all(map(is_plain, layers))
+
+
+def folded_reasons() -> list[str]:
+    """Why the map of edge features is not folded into the kernel, which calls no module; empty if it is."""
+    if not _has_any_global_hook():
+        return []
+    return ["a hook of all modules is registered, and lin_edge is not called"]
 
 
 def mapped(x: Tensor, lin: Any) -> Tensor:

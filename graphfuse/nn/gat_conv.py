@@ -40,7 +40,7 @@ from graphfuse.nn._additive import (
     with_attention,
 )
 from graphfuse.nn._attention import head_reasons
-from graphfuse.nn._projection import cast, mapped
+from graphfuse.nn._projection import cast, folded_reasons, mapped
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.ops.logits import logits
 
@@ -314,7 +314,7 @@ class GATConv(MessagePassing):
                 reasons.append("sources and receivers are two sets of nodes, and flow is 'target_to_source'")
             reasons += dtype_reasons(self.att_src, like)
             if self.lin_edge is not None and edge_attr is not None:
-                reasons += edge_attr_reasons(self, edge_attr, like, edge_index)
+                reasons += folded_reasons() or edge_attr_reasons(self, edge_attr, like, edge_index)
         return reasons + head_reasons(self)
 
     @torch.jit.unused

@@ -16,6 +16,7 @@ from torch_geometric.utils import spmm as torch_spmm
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
+from graphfuse.formats.lasting import lasting
 from graphfuse.nn import _dispatch
 from graphfuse.nn._projection import may_read
 from graphfuse.ops import _check
@@ -201,7 +202,7 @@ class GCNConv(MessagePassing):
                     return self._forward_weighted(windows, x, edge_weight)
                 scale, loop_weight = _scales(windows, self.add_self_loops)
         weight = self._plain_weight(x)
-        if weight is not None and (edge_weight is None or _keeps_dtype(x, edge_weight)):
+        if weight is not None and _keeps_dtype(x, edge_weight) and _keeps_dtype(x, self.bias):
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
             operands = Operands(x, edge_weight, loop_weight, weight, self.bias)
             return aggregate(windows, operands, scale, scale, False, None)
@@ -242,7 +243,9 @@ class GCNConv(MessagePassing):
         # What PyG would cache, for whoever reads it. Without weights the record serves as well, and faster.
         edges = edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index
         options = (self.improved, self.add_self_loops, self.flow, x.dtype)
-        self._cached_edge_index = gcn_norm(edges.long(), edge_weight, x.size(0), *options)
+        trained = edge_weight is not None and edge_weight.requires_grad
+        normalise = gcn_norm if trained else lasting(gcn_norm)
+        self._cached_edge_index = normalise(edges.long(), edge_weight, x.size(0), *options)
         self._cached_windows = None if edge_weight is not None else (self._cached_edge_index[0], windows)
 
 
@@ -256,8 +259,9 @@ def _check_weights(edge_weight: Tensor, windows: RowWindows, x: Tensor, normaliz
     _check.vector("edge_weight", edge_weight, windows.num_edges, windows.device, any_dtype=True)
 
 
-def _keeps_dtype(x: Tensor, edge_weight: Tensor) -> bool:
-    return edge_weight.dtype is x.dtype or torch.promote_types(x.dtype, edge_weight.dtype) is x.dtype
+def _keeps_dtype(x: Tensor, other: OptTensor) -> bool:
+    """Whether what is made of both has the dtype of ``x``."""
+    return other is None or other.dtype is x.dtype or torch.promote_types(x.dtype, other.dtype) is x.dtype
 
 
 def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor | None]:

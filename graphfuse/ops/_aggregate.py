@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.lasting import savable
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks, to_edge_index
 from graphfuse.kernels import launch
@@ -208,8 +209,8 @@ class Spmm(torch.autograd.Function):
             weight,
             out if how.relu else None,
             y if how.keep_aggregate else None,
-            how.row_scale,
-            how.col_scale,
+            savable(how.row_scale),
+            savable(how.col_scale),
         )
         ctx.graph, ctx.x_dtype = how.graph, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -235,13 +236,14 @@ class Spmm(torch.autograd.Function):
         if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
             # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
             grad = grad if grad.dtype is dtype else grad.to(dtype)
-            back = Aggregation(graph.transpose(), col_scale, row_scale, False, needs_x, dtype)
+            keep = needs_x and needs_weight
+            back = Aggregation(graph.transpose(), col_scale, row_scale, False, keep, dtype)
             if needs_x:
                 grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
             elif needs_weight:
                 moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
-                assert moved is not None  # of the first of the two
+                assert moved is not None  # one of the two calls made it
                 grad_weight, grad_bias = _linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
             grad_y = torch.mm(grad, weight) if needs_y else grad
         else:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.lasting import savable
 from graphfuse.ops._check_additive import check_gat, check_gatv2
 from graphfuse.reference.additive import with_loops
 from graphfuse.reference.attention import kept
@@ -175,8 +176,8 @@ class _Softmax(torch.autograd.Function):
         weight = (score - top.index_select(0, receivers.node)).exp()
         weight = weight / receivers.sums(weight).index_select(0, receivers.node)
         ctx.receivers = receivers
-        node = receivers.node  # the caller's, who may write to it before backward
-        ctx.save_for_backward(weight, node.clone() if node.is_inference() else node)
+        # its ends are the caller's, who may write to them before backward
+        ctx.save_for_backward(weight, savable(receivers.node))
         return weight
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
         ValueError: a file cannot be written to; nothing was trained.
     """
     results = options.results or (f"runs/{options.name}.jsonl" if options.compare else None)
-    for name, path in (("checkpoint", options.checkpoint), ("results", results), ("plot", options.plot)):
+    for name, path in (("checkpoint", options.checkpoint), ("plot", options.plot), ("results", results)):
         _check_output(name, path)  # before a long run, not after it
     saved, resumed = (None if name is None else Path(name) for name in (options.checkpoint, options.resume))
     with tracking(config, options.wandb, options.tensorboard) as log:
@@ -100,7 +101,8 @@ def _check_output(name: str, given: str | None) -> None:
         return
     path = Path(given)
     if name == "results":
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # told below
+            path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
         raise ValueError(f"--{name} must lie in a folder that is there (got {given}); make it first")
     # lines are added to a file, others are replaced

@@ -82,6 +82,8 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
+        if torch.device(name).type not in ("cpu", "cuda"):
+            raise RuntimeError("of no use here")
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch without CUDA
         said = str(error).splitlines()[0]
@@ -307,7 +309,7 @@ def _describe(config: TrainConfig) -> str:
 
 
 def _mean(losses: Tensor, counts: list[int]) -> Tensor:
-    """Of all nodes or graphs, as batches have different numbers of them: the last one, or random parts."""
+    """Over nodes or graphs, of which batches have different numbers: the last one, or random parts."""
     if len(set(counts)) == 1:
         return losses.mean()
     weights = torch.tensor(counts, dtype=losses.dtype, device=losses.device)

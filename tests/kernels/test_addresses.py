@@ -51,9 +51,23 @@ TOO_NARROW = {
         "  %2 = arith.muli %node, %c64_i32 : i32",
         "  scf.yield %node, %2 : i32, i32",
         "}",
-        "%at = arith.minsi %1#1, %1#1 : i32",
+        "%at = arith.minsi %1#1, %arg2 : i32",
     ],
     "a node times a stride": ["%at = arith.muli %node, %arg2 : i32"],
+    "a row of what the launch counts": ["%at = arith.muli %arg2, %c64_i32 : i32"],
+    "a row of a program": ["%100 = arith.constant 100 : i32", "%at = arith.muli %pid, %100 : i32"],
+    "a program times a node": ["%at = arith.muli %pid, %node : i32"],
+    "a node divided": ["%1 = arith.divsi %node, %arg2 : i32", "%at = arith.muli %1, %c64_i32 : i32"],
+    "shifted": ["%6 = arith.constant 6 : i32", "%at = arith.shli %node, %6 : i32"],
+    "made with an operation that it does not know": [
+        "%1 = arith.muli %node, %c64_i32 : i32",
+        "%at = arith.ori %1, %c1_i32 : i32",
+    ],
+    "a product of 64 bits, cut off": [
+        "%1 = arith.extsi %node : i32 to i64",
+        "%2 = arith.muli %1, %c64_i64 : i64",
+        "%at = arith.trunci %2 : i64 to i32",
+    ],
     "a name that another branch gave to a program": [
         "scf.if %true {",
         "  %1 = arith.remsi %pid, %arg2 : i32",
@@ -88,3 +102,16 @@ def test_what_32_bits_cannot_hold_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", WIDE_ENOUGH)
 def test_counts_are_not_found(name: str) -> None:
     assert beyond_32_bits(KERNEL.format(lines="\n    ".join(WIDE_ENOUGH[name]))) == []
+
+
+def test_what_a_loop_hands_to_its_next_round() -> None:
+    lines = [
+        "scf.for %arg3 = %c0_i32 to %node step %c1_i32 iter_args(%arg4 = %c0_i32) -> (i32)  : i32 {",
+        "  %9 = tt.addptr %arg0, %arg4 : !tt.ptr<f16>, i32",
+        "  %2 = arith.muli %arg3, %c64_i32 : i32",
+        "  scf.yield %2 : i32",
+        "}",
+        "%at = arith.addi %node, %c1_i32 : i32",
+    ]
+    found = beyond_32_bits(KERNEL.format(lines="\n    ".join(lines)))
+    assert found == ["%9 = tt.addptr %arg0, %arg4 : !tt.ptr<f16>, i32"]

@@ -103,6 +103,26 @@ def test_hooks_of_all_modules_see_the_projections(name: str, device: torch.devic
         handle.remove()
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_hooks_of_all_modules_see_the_map_of_edges(name: str, device: torch.device) -> None:
+    """It is folded into the kernel otherwise, but for GATv2Conv, which calls it."""
+    layers, (x, edge_index) = pair(name, device, edge_dim=3), graph(device)
+    arguments = (x, edge_index, torch.randn(edge_index.size(1), 3, device=device))
+    plain = layers[1](*arguments)
+
+    def hook(module: torch.nn.Module, _: Any, out: Any) -> Any:
+        return 3 * out if any(module is layer.lin_edge for layer in layers) else None
+
+    reason = "a hook of all modules is registered, and lin_edge is not called"
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        same(*layers, arguments, *([] if name == "GATv2Conv" else [reason]))
+        assert not torch.allclose(layers[1](*arguments), plain)
+    finally:
+        handle.remove()
+    same(*layers, arguments)
+
+
 def halve_forward(lin: Linear) -> None:
     forward = lin.forward
     lin.forward = lambda x: forward(x) / 2

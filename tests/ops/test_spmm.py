@@ -288,6 +288,19 @@ def test_a_scale_that_was_written_to_gives_no_gradient(
         y.sum().backward()
 
 
+@pytest.mark.parametrize("scale", ["row_scale", "col_scale"])
+def test_a_scale_of_an_evaluation_serves_training(scale: str, device: torch.device) -> None:
+    windows, _, num_nodes, _ = build("ragged", device)
+    x = torch.randn(num_nodes, 4, device=device, requires_grad=True)
+    with torch.inference_mode():
+        scales = {scale: torch.rand(num_nodes, device=device)}
+    grads = [
+        torch.autograd.grad(ops.spmm(windows, x, **given).sum(), x)
+        for given in (scales, {scale: scales[scale].clone()})
+    ]
+    assert torch.equal(*(grad for (grad,) in grads))
+
+
 WRONG = [
     (lambda w, x: ops.spmm([w], x), r"`windows` must be RowWindows \(got list\); window the batch"),
     (lambda w, x: ops.spmm(w, x[:-1]), r"`x` must have shape \[33, dim\] \(got \[32, 4\]\)"),

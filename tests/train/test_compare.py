@@ -228,6 +228,7 @@ def test_the_command(
             ["device=gpu"],
             "auto, cpu or a GPU that is here, such as cuda:0 (got gpu: Expected",
         ),
+        (["device=meta"], "`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got meta: of no use"),
         (
             ["device=cuda:99"],
             "`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got cuda:99",
@@ -258,7 +259,7 @@ def test_mistakes_exit_with_2(options: list[str], message: str, capsys: pytest.C
             ["--results", "closed"],
             "--results must be a file that can be written to (got closed); name another",
         ),
-        (["--results", "file/a"], "file"),
+        (["--results", "file/a"], "--results must lie in a folder that is there (got file/a); make it first"),
     ],
 )
 def test_files_that_cannot_be_written_are_known_before_a_run(
