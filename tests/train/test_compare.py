@@ -228,7 +228,7 @@ def test_the_command(
             ["device=gpu"],
             "auto, cpu or a GPU that is here, such as cuda:0 (got gpu: Expected",
         ),
-        (["device=meta"], "`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got meta: of no use"),
+        (["device=meta"], "auto, cpu or a GPU that is here, such as cuda:0 (got meta: of no use here); set"),
         (
             ["device=cuda:99"],
             "`device` must be auto, cpu or a GPU that is here, such as cuda:0 (got cuda:99",
