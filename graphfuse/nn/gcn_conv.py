@@ -17,6 +17,7 @@ from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.formats.lasting import lasting
+from graphfuse.kernels.device import kernel_problem
 from graphfuse.nn import _dispatch
 from graphfuse.nn._projection import may_read
 from graphfuse.ops import _check
@@ -174,6 +175,9 @@ class GCNConv(MessagePassing):
         reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index, projects=True))
         if edge_weight is not None and (not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1):
             reasons.append("edge_weight is not a one-dimensional tensor")
+        elif edge_weight is not None and edge_weight.is_floating_point():
+            problem = kernel_problem(edge_weight.device, edge_weight.dtype)
+            reasons += [] if problem is None or problem in reasons else [problem]
         if self._cached_adj_t is not None:
             reasons.append("the layer has cached a SparseTensor")
         return reasons
@@ -209,11 +213,15 @@ class GCNConv(MessagePassing):
         # the dtype that PyG's messages and bias would be summed in, under autocast too
         x, dtype = self.lin(x), x.dtype
         dtype = x.dtype if scale is None else torch.promote_types(dtype, x.dtype)
-        for other in (edge_weight, self.bias):
+        # a bias that no kernel takes is added to what one returns
+        late = self.bias is not None and kernel_problem(x.device, self.bias.dtype) is not None
+        bias = None if late else self.bias
+        for other in (edge_weight, bias):
             dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
         _check.matrix("lin(x)", x, windows.shape[1], windows.device)
-        operands = Operands(x, edge_weight, loop_weight, None, self.bias)
-        return aggregate(windows, operands, scale, scale, False, dtype)
+        operands = Operands(x, edge_weight, loop_weight, None, bias)
+        out = aggregate(windows, operands, scale, scale, False, dtype)
+        return out + self.bias if late else out
 
     def _forward_weighted(self, windows: RowWindows, x: Tensor, edge_weight: Tensor) -> Tensor:
         # with weights the degrees are part of the gradient, so they are computed inside autograd

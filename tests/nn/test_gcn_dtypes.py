@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+import graphfuse
+from graphfuse.nn import gcn_conv
+from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
+from tests.nn._gat import few_edges
 from tests.nn.test_gcn_conv import first_loops, pair
+
+NO_FLOAT64 = "float64 runs on PyG's path; the kernels take float16, bfloat16 and float32"
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": False}, {"bias": False}], ids=str)
@@ -27,6 +33,8 @@ def test_weights_of_a_wider_dtype(
     found, wanted = (layer.to(dtype)(x, edge_index, weight) for layer in (ours, theirs))
     assert found.dtype == wanted.dtype == of_weights
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    on_gpu = device.type == "cuda" and of_weights == torch.float64
+    assert path_taken(ours) == ([NO_FLOAT64] if on_gpu else [])
 
 
 @pytest.mark.parametrize("out_channels", [4, 12])  # the narrow side is gathered
@@ -50,16 +58,48 @@ def test_features_that_backward_does_not_need_may_be_written_to(
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_weights_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """As those in float64 on a GPU."""
+    monkeypatch.setattr(
+        gcn_conv, "kernel_problem", lambda _, dtype: NO_FLOAT64 if dtype == torch.float64 else None
+    )
+    ours, theirs = pair(8, 4, device, torch.float32)
+    edge_index, x = few_edges(device), torch.randn(7, 8, device=device)
+    edge_index = first_loops(edge_index)
+    weight = torch.rand(edge_index.size(1), device=device, dtype=torch.float64)
+    assert graphfuse.why_not(ours, x, edge_index, weight) == [NO_FLOAT64]
+    torch.testing.assert_close(ours(x, edge_index, weight), theirs(x, edge_index, weight))
+    assert path_taken(ours) == [NO_FLOAT64]
+
+
 @pytest.mark.parametrize("out_channels", [4, 12])
-def test_a_bias_of_a_wider_dtype(out_channels: int, device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_bias_of_a_wider_dtype(dtype: torch.dtype, out_channels: int, device: torch.device) -> None:
     edge_index, (num_nodes, _) = GRAPHS["ragged"](device)
     layers = pair(8, out_channels, device, torch.float16)
     x = torch.randn(num_nodes, 8, device=device).half()
     for layer in layers:
-        layer.bias.data = layer.bias.data.float()
+        layer.bias.data = layer.bias.data.to(dtype)
     found, wanted = (layer(x, edge_index) for layer in layers)
-    assert found.dtype == wanted.dtype == torch.float32
-    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert found.dtype == wanted.dtype == dtype
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)  # projected rows are rounded to float16
+    grads = [
+        torch.autograd.grad(out.sum(), layer.bias) for out, layer in ((found, layers[0]), (wanted, layers[1]))
+    ]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_bias_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """It is added afterwards."""
+    monkeypatch.setattr(
+        gcn_conv, "kernel_problem", lambda _, dtype: NO_FLOAT64 if dtype == torch.float64 else None
+    )
+    layers = pair(8, 4, device, torch.float32)
+    for layer in layers:
+        layer.bias.data = layer.bias.data.double()
+    found, wanted = (layer(torch.ones(7, 8, device=device), few_edges(device)) for layer in layers)
+    assert found.dtype == torch.float64 and path_taken(layers[0]) == []
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

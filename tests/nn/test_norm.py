@@ -67,7 +67,8 @@ def test_without_variance(kind: str, device: torch.device, launched: list[int]) 
     if kind == "batch":
         norm.running_var.zero_()
     with torch.no_grad():
-        torch.testing.assert_close(residual_norm(x, x, norm), norm(x + x))
+        # the last bit of a mean, times 1 / sqrt(eps)
+        torch.testing.assert_close(residual_norm(x, x, norm), norm(x + x), rtol=0, atol=2**-22 * 317)
     assert launched == [3]
 
 
