@@ -175,7 +175,7 @@ class GCNConv(MessagePassing):
         reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index, projects=True))
         if edge_weight is not None and (not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1):
             reasons.append("edge_weight is not a one-dimensional tensor")
-        elif edge_weight is not None and edge_weight.is_floating_point():
+        elif edge_weight is not None and edge_weight.dtype is torch.float64:
             problem = kernel_problem(edge_weight.device, edge_weight.dtype)
             reasons += [] if problem is None or problem in reasons else [problem]
         if self._cached_adj_t is not None:
