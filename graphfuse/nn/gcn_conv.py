@@ -205,23 +205,23 @@ class GCNConv(MessagePassing):
                 if edge_weight is not None:
                     return self._forward_weighted(windows, x, edge_weight)
                 scale, loop_weight = _scales(windows, self.add_self_loops)
-        weight = self._plain_weight(x)
-        if weight is not None and _keeps_dtype(x, edge_weight) and _keeps_dtype(x, self.bias):
+        weight, bias = self._plain_weight(x), self.bias
+        if weight is not None and _keeps_dtype(x, edge_weight) and _keeps_dtype(x, bias):
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
-            operands = Operands(x, edge_weight, loop_weight, weight, self.bias)
+            operands = Operands(x, edge_weight, loop_weight, weight, bias)
             return aggregate(windows, operands, scale, scale, False, None)
         # the dtype that PyG's messages and bias would be summed in, under autocast too
         x, dtype = self.lin(x), x.dtype
         dtype = x.dtype if scale is None else torch.promote_types(dtype, x.dtype)
         # a bias that no kernel takes is added to what one returns
-        late = self.bias is not None and kernel_problem(x.device, self.bias.dtype) is not None
-        bias = None if late else self.bias
+        late = bias if bias is not None and kernel_problem(x.device, bias.dtype) is not None else None
+        bias = None if late is not None else bias
         for other in (edge_weight, bias):
             dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
         _check.matrix("lin(x)", x, windows.shape[1], windows.device)
         operands = Operands(x, edge_weight, loop_weight, None, bias)
         out = aggregate(windows, operands, scale, scale, False, dtype)
-        return out + self.bias if late else out
+        return out if late is None else out + late
 
     def _forward_weighted(self, windows: RowWindows, x: Tensor, edge_weight: Tensor) -> Tensor:
         # with weights the degrees are part of the gradient, so they are computed inside autograd
