@@ -205,7 +205,8 @@ class GCNConv(MessagePassing):
                 if edge_weight is not None:
                     return self._forward_weighted(windows, x, edge_weight)
                 scale, loop_weight = _scales(windows, self.add_self_loops)
-        weight, bias = self._plain_weight(x), self.bias
+        weight = self._plain_weight(x)
+        bias: OptTensor = self.bias
         if weight is not None and _keeps_dtype(x, edge_weight) and _keeps_dtype(x, bias):
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
             operands = Operands(x, edge_weight, loop_weight, weight, bias)
