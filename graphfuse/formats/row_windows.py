@@ -257,10 +257,7 @@ class RowWindows:
         return build.edges_per_row(w.ptr, w.row_mask, w.num_rows, w.row_index)
 
     def last_loop(self) -> Tensor:
-        """Position in the caller's edge list of each row's last self-loop, -1 without; ``int64[num_dst]``.
-
-        For layers, which read it in each call: the record's own memory, not to be written to.
-        """
+        """Position in the caller's edge list of each row's last self-loop, -1 without; likewise a copy."""
 
         def find() -> Tensor:
             src, dst = self.edge_index()
@@ -269,7 +266,7 @@ class RowWindows:
             return last.scatter_reduce_(0, dst.long(), loops, "amax")
 
         found: Tensor = self.memo("last_loop", find)
-        return found
+        return found.clone()
 
     def edge_index(self) -> Tensor:
         """The edge list this was built from, on the record's device, in the caller's order.

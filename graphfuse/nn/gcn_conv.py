@@ -294,7 +294,12 @@ def _scales(windows: RowWindows, add_self_loops: bool) -> tuple[Tensor, Tensor |
 
 def _loop_weights(windows: RowWindows, edge_weight: Tensor, improved: bool) -> Tensor:
     """The diagonal of a weighted graph: the weight of a node's last self-loop, else the fill value."""
-    last = windows.last_loop()
-    given = edge_weight.index_select(0, last.clamp(min=0)) if edge_weight.numel() > 0 else None
+
+    def find() -> tuple[Tensor, Tensor]:
+        last = windows.last_loop()
+        return last.clamp(min=0), last >= 0
+
+    place, is_given = windows.memo("last_loops", find)
+    given = edge_weight.index_select(0, place) if edge_weight.numel() > 0 else None
     fill = edge_weight.new_full((), 2.0 if improved else 1.0)
-    return fill.expand(last.numel()) if given is None else torch.where(last >= 0, given, fill)
+    return fill.expand(place.numel()) if given is None else torch.where(is_given, given, fill)

@@ -156,7 +156,7 @@ def graph_of(windows: RowWindows, choose: Choose, *arguments: Any) -> Graph:
 
 def _of_rows(edge_index: Tensor, transposed: bool, num_rows: int, num_cols: int, what: str) -> Tensor:
     found: Tensor = getattr(record(Packed(edge_index, None, transposed, num_rows, num_cols)), what)()
-    return found.clone() if what == "last_loop" else found  # the record keeps its own, the others are copies
+    return found  # a copy, as an op's result has to be
 
 
 # What layers derive from a record, as an int64 number of each row: `what` names a method of RowWindows.

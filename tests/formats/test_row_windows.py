@@ -104,15 +104,16 @@ def test_nothing_that_is_kept_is_an_inference_tensor(reorder: str, kind: str, tm
             record = record.clone()
         for view in (record, record.transpose()):
             parts = [view.packed_windows, view.packed_rows, view.packed_window_edges, view.packed_row_edges]
-            parts += [view.walk().column, view.row_walk().column, view.row_edges().perm, view.last_loop()]
-            _ = view.edges_per_row(), view.loops_per_row(), view.memo("one", lambda: torch.ones(1))
+            parts += [view.walk().column, view.row_walk().column, view.row_edges().perm, view.walk().ptr]
+            _ = view.edges_per_row(), view.loops_per_row(), view.last_loop()  # copies of what is kept
+            view.memo("one", lambda: torch.ones(1))
             parts += [kept for kept in view._structure.memo.values() if isinstance(kept, Tensor)]
             assert not any(part.is_inference() for part in parts) and len(parts) >= 12
     assert not record.edge_index().is_inference()
 
 
 def test_what_a_record_counts_is_returned_as_a_copy(record: RowWindows) -> None:
-    for method in (record.edges_per_row, record.loops_per_row):
+    for method in (record.edges_per_row, record.loops_per_row, record.last_loop):
         wanted = method().clone()
         method().add_(1)
         assert torch.equal(method(), wanted)
