@@ -10,6 +10,7 @@ import torch
 import graphfuse
 from graphfuse.nn import gcn_conv
 from graphfuse.nn._dispatch import path_taken
+from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS
 from tests.nn._gat import few_edges
 from tests.nn.test_gcn_conv import first_loops, pair
@@ -100,6 +101,20 @@ def test_a_bias_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch, device: to
     found, wanted = (layer(torch.ones(7, 8, device=device), few_edges(device)) for layer in layers)
     assert found.dtype == torch.float64 and path_taken(layers[0]) == []
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_backward_keeps_no_sums_for_frozen_weights(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """The gradient of x is A^T (g W); A^T g is for the weight's."""
+    ran, run = [], _aggregate._run
+    monkeypatch.setattr(_aggregate, "_run", lambda how, *given: ran.append(how) or run(how, *given))
+    layer, _ = pair(8, 4, device, torch.float32)
+    for trained in (False, True):
+        ran.clear()
+        layer.lin.weight.requires_grad_(trained)
+        layer(torch.randn(7, 8, device=device, requires_grad=True), few_edges(device)).sum().backward()
+        assert [how.keep_aggregate for how in ran] == [False, trained]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
