@@ -101,7 +101,7 @@ def _check_output(name: str, given: str | None) -> None:
         return
     path = Path(given)
     if name == "results":
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # told below
+        with contextlib.suppress(OSError):  # told below
             path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
         raise ValueError(f"--{name} must lie in a folder that is there (got {given}); make it first")

@@ -312,7 +312,8 @@ def _mean(losses: Tensor, counts: list[int]) -> Tensor:
     """Over nodes or graphs, of which batches have different numbers: the last one, or random parts."""
     if len(set(counts)) == 1:
         return losses.mean()
-    weights = torch.tensor(counts, dtype=losses.dtype, device=losses.device)
+    # non-blocking: the host does not wait for the epoch
+    weights = torch.tensor(counts, dtype=losses.dtype).to(losses.device, non_blocking=True)
     mean: Tensor = (losses * weights).sum() / max(1, sum(counts))
     return mean
 
