@@ -45,6 +45,7 @@ _hooks_of = operator.itemgetter(*_HOOKS)
 _INTEGERS = (torch.int32, torch.int64)
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _SUMS = ("add", "sum")
+_ROWS = (0, -2)  # the dimension of the nodes in a matrix that has a row for each
 
 
 def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
@@ -59,6 +60,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
     return (
         state["_explain"] is not True
         and state["_decomposed_layers"] == 1
+        and state["node_dim"] in _ROWS
         and state["aggr"] in _SUMS
         and _only_sums(state["_modules"].get("aggr_module"))
         and not any(_hooks_of(state))
@@ -115,6 +117,8 @@ def common_reasons(
         yield "the layer is being explained (layer.explain is True), which needs every message"
     if layer.decomposed_layers != 1:
         yield f"decomposed_layers is {layer.decomposed_layers}; the kernels handle all features at once"
+    if layer.node_dim not in _ROWS:
+        yield f"node_dim is {layer.node_dim}; the kernels take a row for each node"
     state = layer.__dict__
     for hooks in _HOOKS:
         if state[hooks]:

@@ -166,6 +166,17 @@ def test_other_aggregations(aggr: str, graph, device: torch.device) -> None:
     falls_back((ours, theirs), graph, f"the aggregation is '{aggr}'; the kernels sum")
 
 
+@pytest.mark.parametrize("node_dim", [1, -1])
+def test_nodes_in_columns(node_dim: int, graph, device: torch.device) -> None:
+    options = {"normalize": False, "node_dim": node_dim}
+    ours, theirs = GCNConv(4, 33, **options).to(device), pyg.GCNConv(4, 33, **options).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    falls_back((ours, theirs), graph, f"node_dim is {node_dim}; the kernels take a row for each node")
+    for layer in (ours, theirs):
+        layer.node_dim = 0
+    falls_back((ours, theirs), graph)
+
+
 def test_masks_reach_the_messages_whatever_was_made_before(graph, device: torch.device) -> None:
     # PyG generates propagate per class, and a class that derived from PyG's layer would keep its base's
     pyg.GCNConv(4, 4)
