@@ -181,6 +181,14 @@ def _edge_index_reasons(edge_index: Any) -> Iterator[str]:
     elif edge_index.dtype not in _INTEGERS or edge_index.dim() != 2 or edge_index.size(0) != 2:
         shape = list(edge_index.shape)
         yield f"edge_index must be int32 or int64 of shape [2, num_edges] (got {edge_index.dtype} {shape})"
+    elif not torch.compiler.is_compiling() and _holds_no_numbers(edge_index):
+        kind = type(edge_index).__name__
+        yield f"the graph is a {kind}, which holds no edges to build row windows of; pass RowWindows"
+
+
+def _holds_no_numbers(x: Tensor) -> bool:
+    # FakeTensor, FunctionalTensor and other classes that run operations themselves
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

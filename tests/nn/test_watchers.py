@@ -10,6 +10,8 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.dense.linear import Linear
@@ -19,6 +21,7 @@ from graphfuse.nn._dispatch import path_taken
 from tests.nn._layers import CHANNELS, NAMES, OPTIONS, graph, nets, pair, paths, run
 
 TRACED = "the model is being traced or exported to ONNX"
+NO_EDGES = "the graph is a FakeTensor, which holds no edges to build row windows of; pass RowWindows"
 DECOMPOSED = "decomposed_layers is 2; the kernels handle all features at once"
 
 
@@ -290,3 +293,19 @@ def test_traces(name: str, device: torch.device) -> None:
     traced = torch.jit.trace(ours, (x, edge_index), check_trace=False)
     assert path_taken(ours) == [TRACED]
     same_numbers(traced, theirs, torch.randn_like(x), edge_index)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_tensors(name: str, device: torch.device) -> None:
+    """What make_fx and AOTAutograd call the layer with; they see PyG's path."""
+    ours, theirs = pair(name, device)
+    x, edge_index = graph(device)
+    parameters = dict(ours.named_parameters())
+
+    def call(parameters: Any, x: Tensor, edge_index: Tensor) -> Any:
+        return functional_call(ours, parameters, (x, edge_index))
+
+    traced = make_fx(call, tracing_mode="symbolic")(parameters, x, edge_index)
+    assert path_taken(ours) == [NO_EDGES]
+    torch.testing.assert_close(traced(parameters, 2 * x, edge_index), theirs(2 * x, edge_index))
+    same(ours, theirs, (x, edge_index))
