@@ -110,7 +110,9 @@ class GCNConv(MessagePassing):
                 f"'GraphConv' instead"
             )
         if not torch.jit.is_scripting():
+            cached = self._cached_edge_index
             plainly = edge_weight is None and _dispatch.holds(self, GCNConv, x, edge_index)
+            plainly = plainly and (cached is None or cached[1].dtype is x.dtype)
             reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_weight)
             if not reasons:
                 _dispatch.note(self, reasons)
@@ -175,8 +177,10 @@ class GCNConv(MessagePassing):
         reasons = list(_dispatch.common_reasons(self, GCNConv, x, edge_index, projects=True))
         if edge_weight is not None and (not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1):
             reasons.append("edge_weight is not a one-dimensional tensor")
-        elif edge_weight is not None and edge_weight.dtype is torch.float64:
-            problem = kernel_problem(edge_weight.device, edge_weight.dtype)
+        cached = self._cached_edge_index if self.normalize else None
+        weight = edge_weight if cached is None else cached[1]
+        if isinstance(weight, Tensor) and weight.dtype is torch.float64:
+            problem = kernel_problem(weight.device, weight.dtype)
             reasons += [] if problem is None or problem in reasons else [problem]
         if self._cached_adj_t is not None:
             reasons.append("the layer has cached a SparseTensor")
@@ -186,13 +190,14 @@ class GCNConv(MessagePassing):
     def _forward_fused(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
         scale = loop_weight = None
         if self.normalize and self._cached_edge_index is not None:
+            edges, edge_weight = self._cached_edge_index
             kept = self._cached_windows
-            if kept is not None and kept[0] is self._cached_edge_index[0]:
+            if kept is not None and kept[0] is edges and edge_weight.dtype is x.dtype:
                 windows, edge_weight = kept[1], None
                 scale, loop_weight = _scales(windows, self.add_self_loops)
             else:
-                # cached by PyG's path, by PyG's own layer, or with weights: a graph with loops and weights
-                edges, edge_weight = self._cached_edge_index
+                # cached by PyG's path, by PyG's own layer, in another dtype, or with weights: a graph with
+                # loops and weights
                 windows = self._windows(edges, x.size(0))
         else:
             windows = self._windows(edge_index, x.size(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graphfuse
-from graphfuse.nn import gcn_conv
+from graphfuse.nn import _dispatch, gcn_conv
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS
@@ -133,3 +133,37 @@ def test_a_graph_that_an_evaluation_cached_is_trained_on(weighted: bool, device:
         out = one(x, edge_index, weight)
         results.append([out, *torch.autograd.grad(out.square().sum(), one.parameters())])
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(torch.float32, torch.float16), (torch.float16, torch.float32), (torch.float64, torch.float32)],
+    ids=str,
+)
+def test_a_graph_cached_in_another_dtype(
+    weighted: bool,
+    first: torch.dtype,
+    then: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+) -> None:
+    """The weights that were cached stay as they are, as in PyG, and no kernel of a GPU takes float64."""
+    for module in (gcn_conv, _dispatch):
+        monkeypatch.setattr(
+            module, "kernel_problem", lambda _, dtype: NO_FLOAT64 if dtype == torch.float64 else None
+        )
+    edge_index, (num_nodes, _) = GRAPHS["ragged"](device)
+    edge_index = first_loops(edge_index)
+    weight = [torch.rand(edge_index.size(1), device=device).to(first)] if weighted else []
+    layers = pair(8, 4, device, first, cached=True)
+    x = torch.randn(num_nodes, 8, device=device)
+    for layer in layers:
+        layer(x.to(first), edge_index, *weight)
+        layer.to(then)
+    reasons = [NO_FLOAT64] if first == torch.float64 else []
+    assert graphfuse.why_not(layers[0], x.to(then), edge_index) == reasons
+    found, wanted = (layer(x.to(then), edge_index) for layer in layers)
+    assert path_taken(layers[0]) == reasons
+    assert found.dtype == wanted.dtype == torch.promote_types(first, then)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
