@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.sparse import set_sparse_value
@@ -38,6 +39,9 @@ def attend_and_weigh(
         edges = edge_index.edge_index() if isinstance(edge_index, RowWindows) else edge_index
     elif layer.flow == "target_to_source":
         edges = edges.flip(0)
+    if layer.add_self_loops and isinstance(edge_index, EdgeIndex):
+        size, both_ways = edge_index.sparse_size(), edge_index.is_undirected
+        edges = EdgeIndex(edges, sparse_size=size, is_undirected=both_ways)
     return out, (edges, alpha)
 
 

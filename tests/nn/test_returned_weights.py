@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
+from torch_geometric import EdgeIndex
 
 from graphfuse import RowWindows
 from graphfuse.nn import GATConv, GATv2Conv
@@ -82,3 +84,22 @@ def test_gat_drops_what_it_returns_as_dropped(cls: Any, device: torch.device) ->
     messages = alpha[:, :, None] * lin(x).view(33, 2, 3)[source]
     wanted = torch.zeros(33, 2, 3, device=device).index_add(0, receiver, messages)
     torch.testing.assert_close(out, wanted.view(33, 6))
+
+
+@pytest.mark.parametrize("options", [{}, {"add_self_loops": False}], ids=str)
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_an_edge_index_stays_one(cls: Any, options: dict[str, Any], device: torch.device) -> None:
+    """With the sizes that it knows, and not sorted once loops stand at its end."""
+    ours, theirs = cls(4, 5, **options).to(device), getattr(pyg, cls.__name__)(4, 5, **options).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    edge_index, (num_nodes, size) = GRAPHS["repeated"](device)
+    both = torch.cat([edge_index, edge_index.flip(0)], 1)
+    given = EdgeIndex(both, sparse_size=(num_nodes, size), is_undirected=True).sort_by("col").values
+    x = torch.randn(num_nodes, 4, device=device)
+    found, wanted = (layer(x, given, return_attention_weights=True)[1][0] for layer in (ours, theirs))
+    assert path_taken(ours) == [] and type(found) is type(wanted) is EdgeIndex
+    torch.testing.assert_close(found.as_tensor(), wanted.as_tensor())
+    for one in (found, wanted):
+        one.validate()
+    assert found.sparse_size() == wanted.sparse_size() == (num_nodes, size)
+    assert (found.sort_order, found.is_undirected) == (wanted.sort_order, wanted.is_undirected)
