@@ -26,7 +26,7 @@ def spmm(
     Args:
         edge_index: ``int[2, num_edges]``, sources over receivers, repeated edges counted each.
         x: ``[num_src, dim]``.
-        edge_weight: :math:`w`, ``[num_edges]``; ``None`` means 1.
+        edge_weight: :math:`w`, ``[num_edges]``, of any float dtype; ``None`` means 1.
         num_dst: Receivers; ``None`` means as many as sources.
         loop_weight: ``[num_dst]``; replaces the diagonal: edges with source == receiver are left out and
             receiver i gets ``loop_weight[i]`` times its own row instead (only rows that x has).
@@ -45,7 +45,7 @@ def spmm(
     message = scaled.index_select(0, src)
     if edge_weight is not None:
         message = message * edge_weight[:, None]
-    out = x.new_zeros(num_dst, x.size(1)).index_add(0, dst, message)
+    out = message.new_zeros(num_dst, x.size(1)).index_add(0, dst, message).to(x.dtype)
     if loop_weight is not None:
         n = min(num_dst, x.size(0))
         loops = scaled[:n] * loop_weight[:n, None].to(x.dtype)

@@ -196,6 +196,23 @@ def test_strided_vectors(walked: str, device: torch.device) -> None:
         torch.testing.assert_close(y, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weight", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_edge_weights_of_any_dtype_without_kernels(
+    dtype: torch.dtype, weight: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.ops._check.runs_kernel", lambda *_: False)
+    windows, edge_index, num_src, num_dst = build("bipartite", torch.device("cpu"))
+    x = draw(torch.device("cpu"), dtype, x=(num_src, 5))["x"]
+    edge_weight = draw(torch.device("cpu"), weight, edge_weight=(windows.num_edges,))["edge_weight"]
+    out = ops.spmm(windows, x, edge_weight)
+    grads = torch.autograd.grad(out.sum(), (x, edge_weight))
+    assert [out.dtype, *(grad.dtype for grad in grads)] == [dtype, dtype, weight]
+    exact = reference.spmm(edge_index, x.double(), edge_weight.double(), num_dst=num_dst)
+    atol = 8 * torch.finfo(dtype).eps * float(exact.detach().abs().max())
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=atol)
+
+
 def test_first_and_second_derivatives(walked: str) -> None:
     # float64 runs in the interpreter alone; on a GPU machine this takes the definition on the CPU
     num_src, num_dst = 4, 18
