@@ -8,14 +8,13 @@ import difflib
 import json
 import sys
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphfuse
 from graphfuse.formats.reorder import METHODS
+from graphfuse.train import npz
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,14 +146,12 @@ def _doctor(given: argparse.Namespace) -> int:
 
 # prepare
 
-_NPZ = "an .npz file with edge_index, or with indptr and indices (CSR as scipy saves it, a row per source)"
-
 
 def _add_prepare(commands: Any) -> None:
     says = "build the row windows of graphs and save them, for graphfuse.formats.load_windows"
     parser = _add(commands, "prepare", _prepare, says, "graphfuse prepare cora pubmed --out windows")
     parser.set_defaults(rest_goes_to="graphs")
-    parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {_NPZ}")
+    parser.add_argument("graphs", nargs="+", metavar="GRAPH", help=f"a data set, or {npz.WANTED}")
     parser.add_argument(
         "--out", metavar="FOLDER", help="where to write GRAPH.safetensors; else row_windows in --data-root"
     )
@@ -239,7 +236,10 @@ def _read_graph(given: str, root: str | None) -> tuple[str, Tensor, Size]:
     from graphfuse.train import datasets
 
     if given.endswith(".npz"):
-        return _name(given), *_read_npz(given)
+        try:
+            return _name(given), *npz.read(given)
+        except ValueError as error:
+            raise Mistake(str(error)) from error
     if given not in datasets.NAMES:
         raise Mistake(f"{_unknown('data set', given, datasets.NAMES)} (or name a file, see --help)")
     try:
@@ -252,42 +252,13 @@ def _read_graph(given: str, root: str | None) -> tuple[str, Tensor, Size]:
     return given, data.edge_index, (int(data.num_nodes), int(data.num_nodes))
 
 
-def _read_npz(path: str) -> tuple[Tensor, Size]:
-    import numpy as np
-    import torch
-
-    try:
-        with open(path, "rb") as raw:
-            if not zipfile.is_zipfile(raw):
-                raise ValueError("it is no archive")
-            with np.load(raw) as file:  # runs no code: it refuses pickles
-                found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise Mistake(f"cannot read {path} ({error}); wanted {_NPZ}") from error
-    integers = {name: array for name, array in found.items() if array.dtype.kind in "iu"}
-    arrays = {name: torch.from_numpy(array.astype(np.int64)) for name, array in integers.items()}
-    num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else None
-    if "edge_index" in arrays:
-        return arrays["edge_index"], (num_nodes, num_nodes)
-    layout = found.get("format", np.array("csr")).item()
-    if not {"indptr", "indices"} <= arrays.keys() or layout not in ("csr", b"csr"):
-        raise Mistake(f"{path} must be {_NPZ} (got {', '.join(found) or 'nothing'})")
-    indptr, target = arrays["indptr"], arrays["indices"]
-    length = torch.diff(indptr)
-    if len(length) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
-        raise Mistake(f"`indptr` in {path} must rise from 0 to the {len(target)} entries of `indices`")
-    source = torch.repeat_interleave(length)
-    columns = int(arrays["shape"][1]) if "shape" in arrays else num_nodes
-    return torch.stack([source, target]), (len(length), len(length) if columns is None else columns)
-
-
 # plot
 
 
 def _add_plot(commands: Any) -> None:
     says = "draw TCBs and edges of a graph's row windows, and a spy plot of its edges"
     parser = _add(commands, "plot", _plot, says, "graphfuse plot cora --out cora.svg")
-    parser.add_argument("graph", metavar="GRAPH", help=f"a data set, a file of `prepare`, or {_NPZ}")
+    parser.add_argument("graph", metavar="GRAPH", help=f"a data set, a file of `prepare`, or {npz.WANTED}")
     parser.add_argument("--out", metavar="FILE", help="a .png or .svg; else GRAPH.png in this folder")
     _add_data_root(parser)
 

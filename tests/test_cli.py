@@ -268,6 +268,13 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         ),
         (["prepare", "{folder}/other.npz"], "CSR as scipy saves it, a row per source) (got a, b)"),
         (["prepare", "{folder}/falling.npz"], "must rise from 0 to the 2 entries of `indices`"),
+        (["prepare", "{folder}/flat.npz"], "`indptr` in {folder}/flat.npz must have one dimension (got 0)"),
+        (["prepare", "{folder}/deep.npz"], "`indices` in {folder}/deep.npz must have one dimension (got 2)"),
+        (["prepare", "{folder}/vector.npz"], "must be two integers, rows and columns (got int64[1]); save"),
+        (["prepare", "{folder}/taller.npz"], "must have the 2 rows of `indptr` (got 9)"),
+        (["prepare", "{folder}/counts.npz"], "must be an integer (got int64[2]); save the file without it"),
+        (["plot", "{folder}/share.npz"], "must be an integer (got float64[]); save the file without it"),
+        (["plot", "{folder}/formats.npz"], "CSR as scipy saves it, a row per source) (got indptr, indices, "),
         (["prepare", "{folder}/beyond.npz"], "beyond.npz holds no graph: Found indices in 'edge_index' that"),
         (["prepare", "{folder}/good.npz", "--out", "{folder}/text.npz"], "name another folder with --out"),
         (
@@ -285,6 +292,14 @@ def test_mistakes_exit_with_2(
     np.savez(tmp_path / "other.npz", a=np.zeros(1), b=np.zeros(1))
     np.savez(tmp_path / "pickled.npz", edge_index=np.array([{}, {}]))
     np.savez(tmp_path / "falling.npz", indptr=np.array([0, 2, 1]), indices=np.array([0, 1]))
+    csr = {"indptr": np.array([0, 1, 2]), "indices": np.array([0, 1])}
+    np.savez(tmp_path / "flat.npz", indptr=np.array(0), indices=csr["indices"])
+    np.savez(tmp_path / "deep.npz", indptr=csr["indptr"], indices=np.zeros((2, 1), dtype=np.int64))
+    np.savez(tmp_path / "vector.npz", **csr, shape=np.array([2]))  # as scipy saves a vector
+    np.savez(tmp_path / "taller.npz", **csr, shape=np.array([9, 9]))
+    np.savez(tmp_path / "counts.npz", edge_index=np.array(EDGES), num_nodes=np.array([3, 3]))
+    np.savez(tmp_path / "share.npz", edge_index=np.array(EDGES), num_nodes=3.5)
+    np.savez(tmp_path / "formats.npz", **csr, format=np.array(["csr", "csc"]))
     np.savez(tmp_path / "beyond.npz", edge_index=np.array(EDGES), num_nodes=2)
     np.savez(tmp_path / "good.npz", edge_index=np.array(EDGES))
     (tmp_path / "typo.yaml").write_text((CONFIGS / "cora_gcn.yaml").read_text() + "dropuot: 0.5\n")
@@ -294,7 +309,7 @@ def test_mistakes_exit_with_2(
     except SystemExit as exit_:
         status = exit_.code
     assert status == 2
-    assert message in capsys.readouterr().err
+    assert message.replace("{folder}", str(tmp_path)) in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
