@@ -94,8 +94,12 @@ def _driver() -> str | None:
 def kernel_cache() -> dict[str, Any]:
     """``path`` of the folder where Triton keeps compiled kernels, and whether it is ``writable``."""
     path = Path(os.environ.get("TRITON_CACHE_DIR") or os.path.expanduser("~/.triton/cache"))
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return {"path": str(path), "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)}
+    try:
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    except OSError:  # a folder of somebody else's, or a name that is too long
+        writable = False
+    return {"path": str(path), "writable": writable}
 
 
 def describe() -> dict[str, Any]:

@@ -73,6 +73,13 @@ runpy.run_module("graphfuse", run_name="__main__")  # as `python -m graphfuse`
     assert done.stdout.count("the tensors are on the CPU") == len(LAYERS)
 
 
+def test_a_kernel_cache_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # as in a folder that another user keeps to themselves, which is none to root
+    path = tmp_path / ("long" * 100)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(path))
+    assert graphfuse.env.kernel_cache() == {"path": str(path), "writable": False}
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     assert main(["doctor"]) == 0
