@@ -232,6 +232,8 @@ class _Run:
         with tqdm(total=config.epochs, initial=first, desc=_describe(config),
                   disable=None if progress else True) as bar:  # fmt: skip
             over = self._is_over()
+            if over and checkpoints.due(first, over):  # the file to go on from was that of a whole run
+                self._save(checkpoints)
             while not over:
                 evaluated = self._epoch()
                 epoch = len(history)

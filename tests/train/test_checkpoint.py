@@ -85,6 +85,15 @@ def test_batches_of_graphs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check_resume(run, molecules(), tmp_path, killed=4, every=1)
 
 
+def test_a_run_that_is_over_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    run, dataset = settings(epochs=2), nodes()
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    loop.train(run, dataset, False, Checkpoints(first))
+    loop.train(run, dataset, False, Checkpoints(second, resume=first))
+    check_same(first, second)
+
+
 def test_patience_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
     run = settings(epochs=40, patience=6, schedule="plateau", lr_patience=2)
