@@ -148,12 +148,13 @@ def to_json(report: dict[str, Any]) -> str:
 
 
 def _kept(results: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of runs on this device and with these versions; a line that was cut off is none."""
+    """The lines of runs on this device and with these versions; none that is cut off or of another origin."""
+    wanted = {"record": "run", "device": facts["device"], "versions": facts["versions"]}
     found = []
     for text in results.read_text().splitlines() if results.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
             line = json.loads(text)
-            if line["record"] == "run" and all(line[key] == facts[key] for key in ("device", "versions")):
+            if isinstance(line, dict) and wanted.items() <= line.items():
                 found.append(line)
     return found
 

@@ -62,7 +62,8 @@ def test_what_a_file_of_results_has_is_not_trained_again(
     lines = path.read_text().splitlines()
     first, other = json.loads(lines[0]), json.loads(lines[4]) | {"device": "another"}
     del first["setup_mib"]  # which lines of before 2026-11-23 have not
-    path.write_text("\n".join([json.dumps(first), *lines[1:4], json.dumps(other), lines[5][:40]]))
+    foreign = ["1", "[]", "{}", '{"record": "run"}']  # a file may hold what others wrote
+    path.write_text("\n".join([*foreign, json.dumps(first), *lines[1:4], json.dumps(other), lines[5][:40]]))
     trained = []
     train = loop.train
     monkeypatch.setattr(loop, "train", lambda *given: trained.append(given[0]) or train(*given))
