@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -17,11 +19,13 @@ def as_edge_index(
 
     Element (r, c) of block b is edge ``(b * block_size + r) * block_size + c``.
     """
-    if block_size not in SIZES:
+    if isinstance(block_size, float) or block_size not in SIZES:
         raise ValueError(f"`block_size` must be one of {SIZES} (got {block_size})")
     for name, blocks in (("block_rows", block_rows), ("block_cols", block_cols)):
-        if blocks.dtype not in INTEGERS or blocks.dim() != 1:
-            got = f"{list(blocks.shape)}, {blocks.dtype}"
+        is_tensor = isinstance(blocks, Tensor)
+        if not is_tensor or blocks.dtype not in INTEGERS or blocks.dim() != 1 or blocks.is_meta:
+            got = type(blocks).__name__
+            got = f"{list(blocks.shape)}, {blocks.dtype} on {blocks.device}" if is_tensor else got
             raise ValueError(f"`{name}` must be an integer tensor of one dimension (got {got})")
     if block_rows.shape != block_cols.shape or block_rows.device != block_cols.device:
         raise ValueError(
@@ -33,9 +37,12 @@ def as_edge_index(
     if shape is None:
         ends = (blocks.amax(1) + 1).tolist() if blocks.numel() > 0 else [0, 0]
         shape = (ends[1] * block_size, ends[0] * block_size)
-    if shape[0] % block_size != 0 or shape[1] % block_size != 0:
+    try:
+        num_dst, num_src = map(operator.index, shape)
+    except (TypeError, ValueError):
+        raise ValueError(f"`shape` must be (num_dst, num_src) (got {shape})") from None
+    if num_dst % block_size != 0 or num_src % block_size != 0:
         raise ValueError(f"`shape` must be multiples of the block size {block_size} (got {shape})")
-    num_dst, num_src = shape
     if blocks.numel() > 0:
         low, high = torch.stack([blocks.amin(1), blocks.amax(1)]).tolist()
         for name, place, size in (("block_rows", 1, num_dst), ("block_cols", 0, num_src)):

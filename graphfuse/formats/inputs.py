@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
     Sparse matrices are the transposed adjacency, rows are receivers, as in PyG; their values are ignored
     and their edges are numbered in the matrix's own order (row by row for CSR and ``SparseTensor``).
     """
+    if size is not None and (not isinstance(size, Sized) or len(size) != 2):
+        raise ValueError(f"`size` must be (num_src, num_dst) (got {size})")
     if isinstance(graph, EdgeIndex):
         own = graph.sparse_size()
         size = own if size is None else size
@@ -33,14 +36,7 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
         size = tuple(reversed(graph.sparse_sizes())) if size is None else size  # torch_sparse.SparseTensor
         row, col, _ = graph.coo()
         graph = torch.stack([col, row])
-    if not isinstance(graph, Tensor):
-        raise ValueError(
-            "`edge_index` must be an integer tensor of shape [2, num_edges], an EdgeIndex, a sparse tensor "
-            f"or a SparseTensor (got {type(graph).__name__})"
-        )
     check_edge_index(graph)
-    if size is not None and len(size) != 2:
-        raise ValueError(f"`size` must be (num_src, num_dst) (got {size})")
     num_src, num_dst = (None, None) if size is None else size
     if num_src is None or num_dst is None:
         # as PyG: without sizes the graph is square and ends at its largest index
@@ -61,7 +57,12 @@ def check_own_size(own: Size, size: Size) -> None:
 
 
 def check_edge_index(edge_index: Tensor) -> None:
-    """Raises PyG's ValueError when dtype, rank or shape is wrong."""
+    """Raises ValueError when it is no tensor, or, in PyG's words, when dtype, rank or shape is wrong."""
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(
+            "`edge_index` must be an integer tensor of shape [2, num_edges], an EdgeIndex, a sparse tensor "
+            f"or a SparseTensor (got {type(edge_index).__name__})"
+        )
     if edge_index.dtype not in INTEGERS:
         raise ValueError(f"Expected 'edge_index' to be of integer type (got '{edge_index.dtype}')")
     if edge_index.dim() != 2:

@@ -99,10 +99,16 @@ TOO_MANY = torch.zeros(131072, dtype=torch.int32)
     ("given", "error", "message"),
     [
         ((*TWO, 24), ValueError, "`block_size` must be one of (16, 32, 64, 128) (got 24)"),
+        ((*TWO, 16.0), ValueError, "`block_size` must be one of (16, 32, 64, 128) (got 16.0)"),
+        (([0], COLS, 16), ValueError, "`block_rows` must be an integer tensor of one dimension (got list)"),
+        ((ROWS.to("meta"), COLS, 16), ValueError, "of one dimension (got [4], torch.int64 on meta)"),
         ((ROWS.float(), COLS, 16), ValueError, "`block_rows` must be an integer tensor of one dimension"),
         ((ROWS, COLS[None], 16), ValueError, "`block_cols` must be an integer tensor of one dimension"),
         ((ROWS, COLS[1:], 16), ValueError, "`block_cols` must have the length and device of `block_rows`"),
         ((*TWO, 16, (64, 40)), ValueError, "`shape` must be multiples of the block size 16 (got (64, 40))"),
+        ((*TWO, 16, 64), ValueError, "`shape` must be (num_dst, num_src) (got 64)"),
+        ((*TWO, 16, (64, None)), ValueError, "`shape` must be (num_dst, num_src) (got (64, None))"),
+        ((*TWO, 16, (64, 48, 1)), ValueError, "`shape` must be (num_dst, num_src) (got (64, 48, 1))"),
         (
             (*TWO, 16, (32, 48)),
             IndexError,

@@ -93,6 +93,14 @@ def test_wrong_inputs(edge_index: object, message: str) -> None:
         RowWindows.from_edge_index(edge_index)
 
 
+@pytest.mark.parametrize("size", [5, (5,), (5, 5, 5)])
+def test_wrong_sizes(size: object) -> None:
+    edge_index = torch.tensor([[0, 1], [1, 2]])
+    for graph in (edge_index, EdgeIndex(edge_index, sparse_size=(5, 5))):
+        with pytest.raises(ValueError, match=r"`size` must be \(num_src, num_dst\) \(got "):
+            RowWindows.from_edge_index(graph, size)
+
+
 def test_sizes_beyond_int32_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`num_src` must lie in \[0, 2147483647\]"):
         RowWindows.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), (2**31, 5))

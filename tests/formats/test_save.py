@@ -116,6 +116,8 @@ def test_an_edge_list_is_needed_and_must_be_the_one(path: Path) -> None:
             load_windows(path, edge_index=other)
     with pytest.raises(ValueError, match="to be of integer type"):
         load_windows(path, edge_index=edge_index.float())
+    with pytest.raises(ValueError, match=r"must be an integer tensor .* \(got list\)"):
+        load_windows(path, edge_index=edge_index.tolist())
 
 
 def test_modified_edges_are_not_saved(path: Path) -> None:
