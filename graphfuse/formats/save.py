@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
 import zlib
 from collections.abc import Iterator
@@ -224,7 +225,8 @@ def replacing(path: PathLike) -> Iterator[Path]:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to; make it first")
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    # by chance: threads share the number of their process, and containers may have processes of one number
+    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         partial.touch()
         mode = partial.stat().st_mode

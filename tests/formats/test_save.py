@@ -149,6 +149,20 @@ def test_a_file_is_whole_or_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatc
         save_windows(path / ".." / "nowhere" / "graph.safetensors", build("hub"))
 
 
+def test_two_writers_of_a_file_are_apart(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ragged, hub = build("ragged"), build("hub")
+
+    def slow(tensors: dict[str, torch.Tensor], partial: Path, metadata: dict[str, str]) -> None:
+        save_file(tensors, partial, metadata)
+        monkeypatch.undo()
+        save_windows(path, hub)  # another thread, or a process of this number in another container
+        assert load_windows(path).shape == hub.shape
+
+    monkeypatch.setattr("safetensors.torch.save_file", slow)
+    save_windows(path, ragged)
+    assert load_windows(path).shape == ragged.shape and list(path.parent.iterdir()) == [path]
+
+
 def test_a_file_is_as_readable_as_any_new_one(path: Path) -> None:
     before = os.umask(0o027)
     try:
