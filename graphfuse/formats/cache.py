@@ -62,7 +62,7 @@ def row_windows(edge_index: Tensor | RowWindows, num_src: int, num_dst: int) -> 
     with _LOCK:
         records = _records(edge_index, state)
         found = records.get(sizes)
-        if found is None or (_must_hash(edge_index, state) and not found.matches(_plain(edge_index))):
+        if found is None or (_must_hash(edge_index, state) and not found.matches(edge_index)):
             found = _find_or_build(edge_index, num_src, num_dst)
             _keep(edge_index, state, records | {sizes: found})
     return pin_if_capturing(found)
@@ -106,7 +106,7 @@ def _keep(edge_index: Tensor, state: Any, records: dict[Sizes, RowWindows]) -> N
 
 def _state(edge_index: Tensor) -> Any:
     """What changes when ``edge_index`` does."""
-    plain = _plain(edge_index)
+    plain = inputs.plain(edge_index)
     # of an EdgeIndex the wrapper and what it wraps, as each counts only the writes made through it
     counts = not (edge_index.is_inference() or plain.is_inference())
     versions = (edge_index._version, plain._version) if counts else None
@@ -120,7 +120,7 @@ def _find_or_build(edge_index: Tensor, num_src: int, num_dst: int) -> RowWindows
             "call graphfuse.warmup(model, data) before the capture, or pass RowWindows in place of "
             "`edge_index`"
         )
-    plain = _plain(edge_index)
+    plain = inputs.plain(edge_index)
     if isinstance(edge_index, EdgeIndex):
         inputs.check_own_size(edge_index.sparse_size(), (num_src, num_dst))
     inputs.check_edge_index(plain)
@@ -133,10 +133,6 @@ def _find_or_build(edge_index: Tensor, num_src: int, num_dst: int) -> RowWindows
         setattr(found, name, tensor)
     found.memo, found.lock = live.memo, live.lock
     return RowWindows(found)
-
-
-def _plain(edge_index: Tensor) -> Tensor:
-    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
 def _must_hash(edge_index: Tensor, state: Any) -> bool:

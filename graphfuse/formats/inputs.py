@@ -47,6 +47,11 @@ def as_edge_index(graph: Any, size: Size | None) -> tuple[Tensor, int, int]:
     return graph, num_src, num_dst
 
 
+def plain(edge_index: Tensor) -> Tensor:
+    """What an ``EdgeIndex`` wraps; another tensor itself."""
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+
+
 def check_own_size(own: Size, size: Size) -> None:
     """Raises when what an ``EdgeIndex`` says of its size is not ``size``; PyG raises there too."""
     if any(None not in pair and pair[0] != pair[1] for pair in zip(own, size, strict=False)):

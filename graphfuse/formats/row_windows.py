@@ -166,6 +166,7 @@ class RowWindows:
 
     def matches(self, edge_index: Tensor) -> bool:
         """Whether ``edge_index`` still is the edge list this was built from (hashes it: synchronises)."""
+        edge_index = inputs.plain(edge_index)
         return edge_index.size(1) == self.num_edges and fingerprint(edge_index) == self.fingerprint
 
     # Views for kernels, tests and the curious: the record's own memory, not to be written to

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
 from graphfuse.formats import inputs
 from graphfuse.formats import packed as packing
@@ -110,7 +109,7 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
     if edge_index is None:
         source = _stored_edges(path, metadata, tensors.get(_EDGES))
     else:
-        plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+        plain = inputs.plain(edge_index)
         inputs.check_edge_index(plain)
         source = plain.detach()
     if source.size(1) != numbers["num_edges"] or fingerprint(source) != numbers["fingerprint"]:

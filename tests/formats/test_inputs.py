@@ -32,7 +32,7 @@ def test_edge_index(sort: str | None) -> None:
     if sort is not None:
         wrapped = wrapped.sort_by(sort).values
     record = RowWindows.from_edge_index(wrapped)
-    assert record.shape == (num_dst, num_src)
+    assert record.shape == (num_dst, num_src) and record.matches(wrapped)
     assert by_edge(record) == sorted(map(tuple, edge_index.t().tolist()))
 
 
