@@ -102,10 +102,11 @@ class TrainConfig:
             raise ValueError(f"`weight_decay` must have one value{each} (got {len(self.weight_decay)})")
         for name, least in (("hidden_channels", 1), ("num_layers", 1), ("epochs", 1), ("eval_every", 1),
                             ("heads", 1), ("out_heads", 1), ("batch_size", 0), ("patience", 0),
-                            ("clip_norm", 0), ("random_walk", 0)):  # fmt: skip
+                            ("clip_norm", 0), ("random_walk", 0), ("min_lr", 0),
+                            ("lr_patience", 0)):  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least} (got {getattr(self, name)})")
-        for name in ("dropout", "input_dropout", "attention_dropout"):
+        for name in ("dropout", "input_dropout", "attention_dropout", "lr_factor"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1) (got {getattr(self, name)})")
         self._check_together()
