@@ -170,9 +170,12 @@ def _add_prepare(commands: Any) -> None:
 
 def _prepare(given: argparse.Namespace) -> int:
     from graphfuse.formats import save_windows
-    from graphfuse.train.datasets import data_root
+    from graphfuse.train import datasets
 
-    folder = Path(given.out) if given.out else data_root(given.data_root) / "row_windows"
+    try:
+        folder = Path(given.out) if given.out else datasets.data_root(given.data_root) / "row_windows"
+    except datasets.DatasetError as error:
+        raise Mistake(str(error)) from error
     graphs = dict.fromkeys(given.graphs)
     names = [_name(graph) for graph in graphs]
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:

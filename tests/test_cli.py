@@ -289,6 +289,8 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
             "/good.safetensors; rename or leave out one",
         ),
         (["prepare", "cora", "--data-root", "{folder}/text.npz"], "--data-root or GRAPHFUSE_DATA"),
+        (["prepare", "cora", "--data-root", "~nobody-here/data"], "where ~nobody-here/data is (Could not"),
+        (["plot", "cora", "--data-root", "~nobody-here/data"], "name a folder with --data-root or GRAPHFUSE"),
     ],
 )
 def test_mistakes_exit_with_2(

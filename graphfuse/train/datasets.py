@@ -97,12 +97,20 @@ _FAILURES = (  # OGB asks before large downloads: nobody was there (EOFError), o
 
 
 def data_root(given: str | None = None) -> Path:
-    """The folder of data sets: ``given``, else ``GRAPHFUSE_DATA``, else a cache folder."""
+    """The folder of data sets: ``given``, else ``GRAPHFUSE_DATA``, else a cache folder.
+
+    Raises:
+        DatasetError: it lies in a home folder, and nobody knows where that is.
+    """
     named = given or os.environ.get("GRAPHFUSE_DATA")
-    if named:
-        return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "graphfuse" / "data"
+    folder = Path(named) if named else Path(cache) / "graphfuse" / "data"
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:  # no such user, or one without a home, as in a container
+        raise DatasetError(
+            f"cannot tell where {folder} is ({error}); name a folder with --data-root or GRAPHFUSE_DATA"
+        ) from error
 
 
 def load(name: str, root: str | None = None, normalize_features: bool = False) -> Dataset:
