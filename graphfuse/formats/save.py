@@ -94,6 +94,7 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
     """
     from safetensors import SafetensorError, safe_open
 
+    check_no_folder(path)
     try:
         with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -134,6 +135,12 @@ def load_windows(path: PathLike, device: Any = None, edge_index: Tensor | None =
     if edge_index is not None and edge_index.device == record.device:
         remember(edge_index, record)
     return record.transpose() if numbers["transposed"] else record
+
+
+def check_no_folder(path: PathLike) -> None:
+    """Raises if ``path`` is a folder, which safetensors neither calls by its name nor a folder."""
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
 
 
 def _check_schema(path: PathLike, metadata: dict[str, str]) -> None:

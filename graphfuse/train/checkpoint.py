@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from graphfuse.formats.save import replacing
+from graphfuse.formats.save import check_no_folder, replacing
 from graphfuse.train.config import TrainConfig
 
 _FORMAT, _SCHEMA = "graphfuse.checkpoint", "1"
@@ -71,12 +71,13 @@ def read(path: Path, config: TrainConfig, device: str) -> tuple[dict[str, Tensor
     """The tensors and numbers that :func:`save` wrote.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: there is no such file, or it is a folder.
         ValueError: the file is damaged, not from :func:`save`, or of another configuration or kind of
             device.
     """
     from safetensors import SafetensorError, safe_open
 
+    check_no_folder(path)
     try:
         with safe_open(os.fspath(path), framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}

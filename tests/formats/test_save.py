@@ -225,6 +225,12 @@ def test_what_is_refused(content: bytes | str, message: str, path: Path) -> None
     assert str(path) in str(refused.value)
 
 
+def test_a_folder_is_no_file(path: Path) -> None:
+    path.mkdir()  # safetensors says of it that there is no such device
+    with pytest.raises(IsADirectoryError, match=r"graph.safetensors is a folder; name a file in it"):
+        load_windows(path)
+
+
 def test_damage_is_found(path: Path) -> None:
     windows = build("self_loops")
     save_windows(path, windows)

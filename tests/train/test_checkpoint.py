@@ -200,6 +200,11 @@ def test_foreign_files_are_refused_and_not_executed(tmp_path: Path) -> None:
         loop.train(settings(), nodes(), False, Checkpoints(resume=tmp_path / "nowhere"))
 
 
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+        checkpoint.read(tmp_path, settings(), "cpu")
+
+
 def test_another_run_is_refused(saved: Path) -> None:
     refused(
         saved, r"wanted lr=0.5, seed=3 \(got lr=0.01, seed=0\); give the settings", settings(lr=0.5, seed=3)
