@@ -74,11 +74,13 @@ def run(config: TrainConfig, options: Options) -> tuple[dict[str, Any], str]:
         The summary of :func:`graphfuse.train.report.run`, and what to print.
 
     Raises:
-        ValueError: a file cannot be written to; nothing was trained.
+        ValueError: a file cannot be written to, or is named twice; nothing was trained.
     """
     results = options.results or (f"runs/{options.name}.jsonl" if options.compare else None)
-    for name, path in (("checkpoint", options.checkpoint), ("plot", options.plot), ("results", results)):
+    outputs = {"checkpoint": options.checkpoint, "plot": options.plot, "results": results}
+    for name, path in outputs.items():
         _check_output(name, path)  # before a long run, not after it
+    _check_apart({"resume": options.resume, **outputs})
     saved, resumed = (None if name is None else Path(name) for name in (options.checkpoint, options.resume))
     with tracking(config, options.wandb, options.tensorboard) as log:
         found, runs = report.run(
@@ -109,3 +111,12 @@ def _check_output(name: str, given: str | None) -> None:
     touched = path if name == "results" and path.exists() else path.parent
     if path.is_dir() or not os.access(touched, os.W_OK):
         raise ValueError(f"--{name} must be a file that can be written to (got {given}); name another")
+
+
+def _check_apart(given: dict[str, str | None]) -> None:
+    """Refuses a file that two options name, as one would replace what the other wrote or reads."""
+    names: dict[Path, str] = {}
+    for name, path in given.items():
+        first = name if path is None else names.setdefault(Path(path).resolve(), name)
+        if first != name and (first, name) != ("resume", "checkpoint"):
+            raise ValueError(f"--{first} and --{name} must be two files (got {path} for both); name another")

@@ -261,6 +261,9 @@ def test_mistakes_exit_with_2(options: list[str], message: str, capsys: pytest.C
             "--results must be a file that can be written to (got closed); name another",
         ),
         (["--results", "file/a"], "--results must lie in a folder that is there (got file/a); make it first"),
+        (["--checkpoint", "a", "--results", "./a"], "--checkpoint and --results must be two files (got ./a"),
+        (["--plot", "a.png", "--results", "a.png"], "--plot and --results must be two files (got a.png for"),
+        (["--resume", "file", "--results", "file"], "--resume and --results must be two files (got file for"),
     ],
 )
 def test_files_that_cannot_be_written_are_known_before_a_run(
