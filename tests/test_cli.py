@@ -248,6 +248,7 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     [
         (["train"], "name a configuration file"),
         (["train", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+        (["train", "{folder}/good.npz"], "cannot read {folder}/good.npz ('utf-8' codec can't decode"),
         (["train", str(CONFIGS / "cora_gcn.yaml"), "dataset=nope"], "unknown data set 'nope'; there are"),
         (["train", str(CONFIGS / "cora_gcn.yaml"), "dataset=croa"], "did you mean 'cora'?"),
         (
