@@ -36,19 +36,18 @@ class Config(NamedTuple):
 
 
 # Sum of gathered rows, as int32 words: half-precision elements come two in a word.
-#   grid      (num_programs * WORDS / BLOCK,): all programs of one block of words run before the next, so that
-#             a narrower x stays in L2
+#   grid      (num_programs, WORDS / BLOCK): all programs of one block of words run before the next, so that a
+#             narrower x stays in L2
 #   reads     column; x [num_cols, WORDS] once per column entry, and y, likewise, unless None; tasks, unless
 #             None: then pieces of PIECE
 #   writes    out [num_programs, WORDS]
-@triton.jit(do_not_specialize=["num_programs", "num_entries", "piece"])
+@triton.jit(do_not_specialize=["num_entries", "piece"])
 def _gather_kernel(
-    x_ptr, y_ptr, out_ptr, tasks_ptr, column_ptr, num_programs, num_entries, piece,
+    x_ptr, y_ptr, out_ptr, tasks_ptr, column_ptr, num_entries, piece,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    program = pid % num_programs
-    offs_word = (pid // num_programs) * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    offs_word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tasks_ptr is not None:
         _, begin, end, _ = load_task(tasks_ptr, program)
     else:
@@ -73,9 +72,9 @@ def gather(w: Walk, x: Tensor, config: Config, y: Tensor | None = None) -> Tenso
     piece = max(1, min(1024, w.num_entries // 16896) // config.step) * config.step
     num_programs = w.tasks.size(0) if config.by_task else -(-w.num_entries // piece)
     out = x.new_empty(num_programs, words)
-    grid = (num_programs * (words // config.block),)
+    grid = (num_programs, words // config.block)
     _gather_kernel[grid](
-        x, y, out, w.tasks if config.by_task else None, w.column, num_programs, w.num_entries, piece,
+        x, y, out, w.tasks if config.by_task else None, w.column, w.num_entries, piece,
         words, config.block, config.step, config.stages, num_warps=config.warps, enable_fp_fusion=True,
     )  # fmt: skip
     return out

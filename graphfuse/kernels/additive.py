@@ -13,7 +13,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure, window_graph
+from graphfuse.kernels.attention import Plan, Structure, gathered_together, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -21,19 +21,19 @@ from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges * HEADS,)
+#   grid      (num_merges, HEADS)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
 #             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
 #             windows
-@triton.jit(do_not_specialize=["num_merges", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _additive_merge_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HEIGHT: tl.constexpr,
     DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-    head = tl.program_id(0) // num_merges
-    window, first, count, _ = load_task(merges_ptr, tl.program_id(0) % num_merges)
+    head = tl.program_id(1)
+    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
     mask_dim = (offs_dim < DIM)[None, :]
     top = tl.full((HEIGHT,), float("-inf"), dtype=ACC)
@@ -90,11 +90,10 @@ class Operands(NamedTuple):
 def _merge(w: Walk, shape: Shape) -> Launch | None:
     if w.num_slots == 0:
         return None
-    num_merges, block = w.merges.size(0), launch.attention_merge(shape.dim)
-    rest: tuple[Any, ...] = (num_merges, w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout)
-    programs = num_merges * shape.heads
-    rest = (*rest, accumulator(shape.dtype))
-    return Launch(_additive_merge_kernel, programs, 4, (w.merges, w.row_index), rest)
+    block, acc = launch.attention_merge(shape.dim), accumulator(shape.dtype)
+    rest = (w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout, acc)
+    graph = (w.merges, w.row_index)
+    return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=shape.heads)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
@@ -115,18 +114,19 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=False, tilted=tilted)
         graph, with_loops = window_graph(structure, loops)
-        rest = (num_tasks, w.num_rows, num_loops, strides[0], heads, dim, config.rows, config.block_dim)
+        pair = gathered_together(config)
+        rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         probe = config.probe if 0 <= slope <= 1 else 0  # beyond, scores do not grow with their terms
         rest += (config.step, config.stages, probe, slope, dropout, with_loops, acc)
-        programs = num_tasks * -(-heads // config.rows)
-        main = Launch(gat_window_kernel, programs, config.warps, graph, rest, config.registers)
+        groups = -(-heads // config.rows)
+        main = Launch(gat_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)
-        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers)
+        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
+        main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
     return Plan(main, _merge(w, shape))
 
 

@@ -29,7 +29,7 @@ from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
-from graphfuse.kernels.gat_windows import gat_bwd_window_kernel
+from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import product_of_rows, rows_and_heads
@@ -96,12 +96,10 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
 def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
     if w.num_slots == 0:
         return None
-    num_merges = w.merges.size(0)
     blocks = launch.attention_merge(shape.dim), launch.attention_merge(extra)
-    rest: tuple[Any, ...] = (num_merges, w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height)
-    rest = (*rest, accumulator(shape.dtype))
-    programs = num_merges * shape.heads
-    return Launch(attention_bwd_merge_kernel, programs, 4, (w.merges, w.row_index), rest)
+    rest = (w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height, accumulator(shape.dtype))
+    graph = (w.merges, w.row_index)
+    return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=shape.heads)
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
@@ -191,17 +189,17 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, backward=True)
         graph, with_loops = window_graph(structure, loops)
-        rest = (num_tasks, w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
+        rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, slope, dropout, with_loops, acc)
-        programs = num_tasks * -(-heads // config.rows)
-        main = Launch(gat_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
+        groups = -(-heads // config.rows)
+        main = Launch(gat_bwd_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:
         config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
-        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers)
+        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
+        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
     return Plan(main, _merge_gradients(w, shape, 1))
 
 
@@ -253,7 +251,7 @@ def _gatv2_bwd_plan(
     graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
     rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops)
-    programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
+    programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
     rest = (*rest, accumulator(dtype))
-    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers)
+    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
     return Plan(main, _merge_gradients(w, shape, 0))

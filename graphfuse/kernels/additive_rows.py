@@ -10,7 +10,14 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
-from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
+from graphfuse.kernels.tiles import (
+    columns_of_step,
+    first_columns,
+    head_tile,
+    rounded,
+    row_task,
+    sum_of_products,
+)
 
 
 @triton.jit
@@ -34,7 +41,7 @@ def loop_score(
 
 
 # All heads of one row.
-#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
+#   grid      (num_tasks + num_rows, groups): slices of long rows, then one row a program; a row too wide
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
@@ -54,14 +61,11 @@ def additive_row_kernel(
     LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
     if V2:
         own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
@@ -75,10 +79,11 @@ def additive_row_kernel(
     tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if edge_ptr is not None:
             place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
         if LOOPS:
@@ -210,14 +215,11 @@ def gat_bwd_row_kernel(
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
     own = tl.load(a_src_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
@@ -225,10 +227,11 @@ def gat_bwd_row_kernel(
     dx = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         listed_edge = live[:, None] & mask_head[None, :]
         if edge_ptr is not None:
             place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64) * HEADS

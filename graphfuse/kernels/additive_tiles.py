@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.attention_tiles import exp, inverse, slope, store_softmax
+from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, slope, store_softmax
 
 
 @triton.jit
@@ -14,6 +14,12 @@ def leaky(u, SLOPE: tl.constexpr):
 @triton.jit
 def leaky_slope(u, SLOPE: tl.constexpr):
     return tl.where(u > 0, 1.0, SLOPE)
+
+
+@triton.jit
+def exponent(u, SLOPE: tl.constexpr):
+    # the LeakyReLU of u, as an exponent of 2
+    return u * tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
 
 
 @triton.jit

@@ -19,18 +19,18 @@ from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges * HEADS,)
+#   grid      (num_merges, HEADS)
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
 #             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
 #             row_index of windows
-@triton.jit(do_not_specialize=["num_merges", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _attention_merge_kernel(
-    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_merges,
-    num_rows, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0) // num_merges
-    window, first, count, _ = load_task(merges_ptr, tl.program_id(0) % num_merges)
+    head = tl.program_id(1)
+    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, offs_dim, offs_edge = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
     mask_dim, mask_edge = (offs_dim < DIM)[None, :], (offs_edge < EDGE_DIM)[None, :]
     top = tl.full((HEIGHT,), float("-inf"), dtype=ACC)
@@ -92,6 +92,11 @@ def window_graph(structure: Structure, self_loops: bool) -> tuple[tuple[Tensor |
     return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies), loops
 
 
+def gathered_together(config: launch.Config) -> int:
+    """PAIR of window kernels: heads, of ``config.rows``, whose rows are gathered at once, 32 features."""
+    return min(config.rows, max(1, 32 // config.block_dim))
+
+
 class Edges(NamedTuple):
     """Numbers that belong to edges."""
 
@@ -115,23 +120,24 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
         graph, with_loops = window_graph(structure, loops)
-        rest = (num_tasks, w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
+        pair = gathered_together(config)
+        rest = (w.num_rows, *strides[:3], heads, dim, config.rows, pair, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, with_loops, acc)
-        programs = num_tasks * -(-heads // config.rows)
-        main = Launch(attention_window_kernel, programs, config.warps, graph, rest, config.registers)
+        groups = -(-heads // config.rows)
+        main = Launch(attention_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
-        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(attention_row_kernel, programs, config.warps, graph, rest)
+        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
+        main = Launch(attention_row_kernel, programs, config.warps, graph, rest, groups=groups)
     merge = None
     if w.num_slots > 0:
-        num_merges = w.merges.size(0)
         blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
-        rest = (num_merges, w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
-        merge = Launch(_attention_merge_kernel, num_merges * heads, 4, (w.merges, w.row_index), rest)
+        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
+        graph = (w.merges, w.row_index)
+        merge = Launch(_attention_merge_kernel, w.merges.size(0), 4, graph, rest, groups=heads)
     return Plan(main, merge)
 
 

@@ -62,18 +62,17 @@ def _attention_delta_kernel(
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges * HEADS,)
+#   grid      (num_merges, HEADS)
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
 #             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
-@triton.jit(do_not_specialize=["num_merges", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_merge_kernel(
-    first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_merges, num_rows,
+    first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
-    head = tl.program_id(0) // num_merges
-    task = tl.program_id(0) % num_merges
+    task, head = tl.program_id(0), tl.program_id(1)
     partial_ptr += head * DIM
     _merge(
         first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM, WIDTH,
@@ -133,24 +132,24 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
         graph, with_loops = window_graph(structure, loops)
-        rest = (num_tasks, w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
+        rest = (w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)
-        programs = num_tasks * -(-heads // config.rows)
-        main = Launch(attention_bwd_window_kernel, programs, config.warps, graph, rest, config.registers)
+        warps, registers, groups = config.warps, config.registers, -(-heads // config.rows)
+        main = Launch(attention_bwd_window_kernel, num_tasks, warps, graph, rest, registers, groups)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
-        programs = (num_tasks + w.num_rows) * -(-heads // config.rows)
-        main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest)
+        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
+        main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest, groups=groups)
     merge = None
     if w.num_slots > 0:
-        num_merges = w.merges.size(0)
         edge_dim = 0 if transposed else edge_dim
         blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
-        rest = (num_merges, w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
-        merge = Launch(attention_bwd_merge_kernel, num_merges * heads, 4, (w.merges, w.row_index), rest)
+        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
+        graph = (w.merges, w.row_index)
+        merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=heads)
     return Plan(main, merge)
 
 

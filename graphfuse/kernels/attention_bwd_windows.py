@@ -12,7 +12,6 @@ from graphfuse.kernels.attention_tiles import (
     in_place,
     kept,
     key_of,
-    load_bits,
     load_columns,
     load_numbers,
     load_own,
@@ -26,7 +25,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, load_task
+from graphfuse.kernels.tiles import dot, load_bits, load_task
 
 
 @triton.jit
@@ -54,24 +53,25 @@ def loop_slopes(
 # GROUP heads of 16 rows, tensor cores, as in the forward kernel. The rows are receivers: (own, own_value) is
 # (q, grad), and (other, other_value) is (k, v); dq comes out. TRANSPOSED: they are sources, the pairs are
 # swapped, and dk and dv come out.
-#   grid      (num_tasks * groups,), as the forward kernel
+#   grid      (num_tasks, groups), as the forward kernel
 #   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]; the graph as forward
 #   writes    first (dq or dk, of keys as they are multiplied) and, if TRANSPOSED, second (dv) [num_rows,
 #             HEADS, DIM]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_window_kernel(
     first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_tasks,
-    num_rows, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_rows,
+    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
     OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
+    WHOLE: tl.constexpr = HEADS % GROUP == 0
+    head = tl.program_id(1) * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
     mask = live & mask_dim
@@ -121,12 +121,12 @@ def attention_bwd_window_kernel(
             column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
-        other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
+        other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
         if key_scale_ptr is not None and not TRANSPOSED:
             other_value = other
         else:
             other_value = gather(
-                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE
             )
         if TRANSPOSED:
             lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)

@@ -20,11 +20,18 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     store_softmax,
 )
-from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
+from graphfuse.kernels.tiles import (
+    columns_of_step,
+    first_columns,
+    head_tile,
+    rounded,
+    row_task,
+    sum_of_products,
+)
 
 
 # All heads of one row.
-#   grid      ((num_tasks + num_rows) * groups,): slices of long rows, then one row a program; a row too wide
+#   grid      (num_tasks + num_rows, groups): slices of long rows, then one row a program; a row too wide
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; ptr, tasks, column; edge_query [num_rows,
 #             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm. With
@@ -44,14 +51,11 @@ def attention_row_kernel(
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
     mask_query = mask_head[:, None] & mask_edge[None, :]
@@ -66,10 +70,11 @@ def attention_row_kernel(
     edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if LOOPS:
             live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)
@@ -205,7 +210,7 @@ def loop_gradients(
 # All heads of one row. The rows are receivers: (own, own_value) is (q, grad), and (other, other_value) is
 # (k, v); dq comes out and, of edges that carry numbers, the gradients of edge_query and edge_attr.
 # TRANSPOSED: they are sources, the pairs are swapped, and dk and dv come out.
-#   grid      ((num_tasks + num_rows) * groups,), as the forward kernel; one group with edge_attr
+#   grid      (num_tasks + num_rows, groups), as the forward kernel; one group with edge_attr
 #   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum; in
 #             float32, if the rows are receivers, out: g v - delta is then g (v - out), which loses no bits
 #   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], else d_edge_query
@@ -225,13 +230,10 @@ def attention_bwd_row_kernel(
     STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
-    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
     mask_query = mask_head[:, None] & mask_edge[None, :]
@@ -259,10 +261,11 @@ def attention_bwd_row_kernel(
         own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=own_mask, other=0.0)[:, None]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if LOOPS:
             live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)

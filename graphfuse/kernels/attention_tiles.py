@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import dot, rows_at, without_loop
+from graphfuse.kernels.tiles import as_scores, nothing, rows_at, without_loop
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -30,14 +30,14 @@ def group_tile(row_index_ptr, window, head, GROUP: tl.constexpr, BLOCK_DIM: tl.c
 
 @triton.jit
 def gather(
-    x_ptr, column, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
+    x_ptr, column, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    # The GROUP heads from `head` on of the rows `column` of x, [COLUMNS, GROUP * BLOCK_DIM]: side by side, so
-    # that each row is read whole.
-    offs = tl.arange(0, GROUP * BLOCK_DIM)
+    # The PAIR heads from `head` on, which exist if WHOLE, of the rows `column` of x, [COLUMNS, PAIR *
+    # BLOCK_DIM]: side by side, so that a row is read in large pieces.
+    offs = tl.arange(0, PAIR * BLOCK_DIM)
     mask = offs % BLOCK_DIM < DIM
-    if HEADS % GROUP != 0:
+    if not WHOLE:
         mask = mask & (head + offs // BLOCK_DIM < HEADS)
     if DIM != BLOCK_DIM:
         offs = offs // BLOCK_DIM * DIM + offs % BLOCK_DIM
@@ -77,6 +77,19 @@ def flat_tile(
 
 
 @triton.jit
+def head_of_tile(
+    row_index_ptr, window, head, place, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # Of head `head + place`, which is gathered with PAIR - 1 others: the rows of a window, where the features
+    # of a gathered tile stand in a row of all heads, and which of a tile of sums are of a row and this head.
+    rows, offs = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)), tl.arange(0, PAIR * BLOCK_DIM)
+    offs_dim = (head + place // PAIR * PAIR + offs // BLOCK_DIM) * DIM + offs % BLOCK_DIM
+    own = (offs // BLOCK_DIM == place % PAIR) & (offs % BLOCK_DIM < DIM) & (head + place < HEADS)
+    return rows, offs_dim, own
+
+
+@triton.jit
 def load_own(
     x_ptr, row_index_ptr, window, head, num_rows, with_loop, STRIDE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -91,17 +104,6 @@ def load_own(
 def of_columns(x, GROUP: tl.constexpr):
     # x[COLUMNS] as a tile
     return x[None, None, :] if GROUP > 1 else x[None, :]
-
-
-@triton.jit
-def as_scores(x, GROUP: tl.constexpr, ACC: tl.constexpr):
-    # x, broadcast to rows of scores, as tensor cores leave those: a product of zeros is added to it. Where x
-    # stands otherwise Triton would move the scores to it, and a maximum over columns takes ten times the
-    # shuffles.
-    ROWS: tl.constexpr = (GROUP, 16, 16) if GROUP > 1 else (16, 16)
-    SHAPE: tl.constexpr = (GROUP, 16, x.shape[2]) if GROUP > 1 else (16, x.shape[1])
-    zeros, others = tl.zeros(ROWS, dtype=tl.bfloat16), tl.zeros(SHAPE, dtype=tl.bfloat16)
-    return dot(zeros, others, tl.broadcast_to(x.to(ACC), SHAPE), ACC)
 
 
 @triton.jit
@@ -122,13 +124,6 @@ def signed(x, SCALE: tl.constexpr):
     if SCALE == 0:
         x = tl.zeros_like(x)
     return x
-
-
-@triton.jit
-def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
-    # The row masks of one step, 0 beyond the end; loaded a step ahead, as Triton pipelines no such load.
-    offs = start + tl.arange(0, COLUMNS)
-    return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)
 
 
 @triton.jit
@@ -172,6 +167,17 @@ def load_numbers(x_ptr, node, heads, mask, HEADS: tl.constexpr):
 def of_nodes(x_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
     # numbers of the nodes `column` and of heads, as a tile
     return load_numbers(x_ptr, of_columns(column, GROUP), heads, heads < HEADS, HEADS)
+
+
+@triton.jit
+def numbers_of_columns(x_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # x[column, head + g], [1, COLUMNS], for each of GROUP heads
+    numbers = nothing()
+    for g in tl.static_range(GROUP):
+        mask = None if HEADS % GROUP == 0 else head + g < HEADS
+        at = x_ptr + column.to(tl.int64)[None, :] * HEADS + (head + g)
+        numbers += (tl.load(at, mask=mask),)
+    return numbers
 
 
 @triton.jit
@@ -249,18 +255,30 @@ def tame(top, RATE: tl.constexpr):
     # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
     # half precision too: exp(11) still is, and exp(-8) is one of full precision.
     near = (top == float("-inf")) | (tl.abs(top) * (RATE / LOG2_E) <= 8.0)  # NaN is not near
-    return tl.min(tl.where(near, 1, 0))
+    return tl.where(near, 1, 0)
 
 
 @triton.jit
-def held(total, seen, GROUP: tl.constexpr):
-    # Whether it was: no weight overflowed, and those of a row that has edges are not all tiny.
-    some = tl.max((seen[None, :] >> tl.arange(0, 16)[:, None]) & 1, 1)
-    if GROUP > 1:
-        some = tl.broadcast_to(some[None, :], (GROUP, 16))
-    empty = (total == 0) & (some == 0)
-    good = (total >= 2.0**-6) & (total <= 2.0**30)  # NaN is neither
-    return tl.min(tl.where(good | empty, 1, 0))
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def eight_times(total):
+    # Sums of weights as they are kept while entries are walked: a product with ones adds to them.
+    return tl.broadcast_to(total[:, None], (16, 8))
+
+
+@triton.jit
+def held(states, seen, GROUP: tl.constexpr):
+    # Whether it was, for all heads: no weight overflowed, and those of a row with edges are not all tiny.
+    some = (tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1
+    good = some >= 0
+    for g in tl.static_range(GROUP):
+        total = states[g][1]
+        empty = (total == 0) & (some == 0)
+        good &= ((total >= 2.0**-6) & (total <= 2.0**30)) | empty  # NaN is neither
+    return tl.min(tl.where(good, 1, 0))
 
 
 @triton.jit

@@ -5,25 +5,19 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
-    as_scores,
-    columns_last,
+    eight_times,
     first_part,
-    flat,
-    flat_tile,
     gather,
-    group_tile,
+    head_of_tile,
     held,
     in_place,
     inverse,
     kept,
     key_of,
-    load_bits,
     load_columns,
     load_numbers,
-    load_own,
-    of_columns,
+    numbers_of_columns,
     of_copy,
-    of_nodes,
     rate_of,
     resident,
     shift_of,
@@ -32,7 +26,16 @@ from graphfuse.kernels.attention_tiles import (
     tame,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, finite, load_task, rows_at
+from graphfuse.kernels.tiles import (
+    as_scores,
+    dot,
+    finite,
+    load_bits,
+    load_task,
+    nothing,
+    rows_at,
+    rows_of_product,
+)
 
 
 @triton.jit
@@ -95,177 +98,240 @@ def one_row(
 
 
 @triton.jit
+def no_edges(WIDTH: tl.constexpr, ACC: tl.constexpr):
+    # softmax and sums of a head that has seen none
+    top = tl.full((16,), float("-inf"), dtype=ACC)
+    return top, tl.zeros((16,), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC)
+
+
+@triton.jit
+def of_loop(
+    k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, place, q, num_rows, with_loop,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    # Of one head, where the softmax and its sums begin: at the loops of the rows, in the first slice.
+    top, total, acc = no_edges(PAIR * BLOCK_DIM, ACC)
+    if LOOPS:
+        rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
+        mask, offs_row = with_loop & (rows < num_rows), rows.to(tl.int64)[:, None]
+        mask_own = mask[:, None] & own[None, :]
+        k = tl.load(k_ptr + offs_row * K_STRIDE + offs_dim[None, :], mask=mask_own, other=0.0)
+        score = tl.sum(q.to(ACC) * k.to(ACC), 1)
+        if key_scale_ptr is not None:
+            score *= load_numbers(key_scale_ptr, rows, head + place, mask & (head + place < HEADS), HEADS)
+        top = tl.where(with_loop, score, top)
+        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
+        acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_dim[None, :], mask=mask_own, other=0.0).to(ACC)
+        if DROPOUT > 0:
+            own_key = key_of(seed_ptr, rows, head + place, False)
+            acc *= kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0)[:, None]
+    return top, total, acc
+
+
+@triton.jit
 def attend(
     row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin,
-    end, head, heads, q, own_key, top, total, acc, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
-    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    end, head, q, own_key, states, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Goes on with the softmax (top, total) and the sums acc over the entries [begin, end) of a window. FIXED:
-    # `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough
-    # is for `held` to say, from `total` and from `seen`, the rows of all entries.
+    # Goes on with the softmax and the sums of each head, (top, total, acc), over the entries [begin, end) of
+    # a window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that
+    # was good enough is for `held` to say, from `total` and from `seen`, the rows of all entries.
     RATE: tl.constexpr = rate_of(SCALE)
-    shift = shift_of(top) * RATE
+    WHOLE: tl.constexpr = HEADS % GROUP == 0
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
-    if FIXED:
-        sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
+    ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(v_ptr.dtype.element_ty)
+    running, shifts = nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        running += ((states[g][0], eight_times(states[g][1]), states[g][2]),)
+        shifts += (tl.expand_dims(shift_of(states[g][0]) * RATE, 1),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
-        scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+        first_columns = load_columns(column_ptr, begin, end, COLUMNS)
+        scale = numbers_of_columns(key_scale_ptr, first_columns, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         if FIXED:
             seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
         )
         bits = next_bits
-        k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        if key_scale_ptr is not None:
-            v = k
-        else:
-            v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        s = dot(q, columns_last(k, GROUP), outside, ACC)
-        if key_scale_ptr is not None:
-            s *= as_scores(scale, GROUP, ACC)
-            scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
-            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
-        if FIXED:
-            # what is summed is what values are multiplied with, rounded: the weights of a row add up to 1
-            p = tl.exp2(s * RATE - tl.expand_dims(shift, -1)).to(v.dtype)
-            ones = tl.full((COLUMNS, 16), 1.0, dtype=tl.float32).to(v.dtype)
-            sums = dot(flat(p, GROUP), ones, sums, ACC)
-        else:
-            higher = tl.maximum(top, tl.max(s, -1))
-            shift = shift_of(higher) * RATE
-            p = tl.exp2(s * RATE - tl.expand_dims(shift, -1))
-            rescale = tl.exp2(top * RATE - shift)
-            total = total * rescale + tl.sum(p, -1)
+        other_key = None
         if DROPOUT > 0:
-            node = of_columns(column, GROUP)
-            other_key = of_copy(key_of(seed_ptr, node, 0, True), of_columns(copy, GROUP))
-            p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
+            other_key = of_copy(key_of(seed_ptr, column[None, :], 0, True), copy[None, :])
+        keys, values = nothing(), nothing()
+        for pair in tl.static_range(GROUP // PAIR):
+            first = head + pair * PAIR
+            keys += (gather(k_ptr, column, first, K_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
+            if key_scale_ptr is None:
+                values += (gather(v_ptr, column, first, V_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
+        new_states = nothing()
+        for g in tl.static_range(GROUP):
+            k = keys[g // PAIR]
+            v = k if key_scale_ptr is not None else values[g // PAIR]
+            s = dot(q[g], tl.trans(k), outside, ACC)
+            rate = RATE
+            if key_scale_ptr is not None:
+                # A maximum over columns wants the factor where scores stand; else Triton brings it there.
+                if FIXED:
+                    rate *= scale[g]
+                else:
+                    s *= as_scores(scale[g], 1, ACC)
+            top, total, acc = running[g]
+            if FIXED:
+                p = tl.exp2(s * rate - shifts[g])
+            else:
+                higher = tl.maximum(top, tl.max(s, 1))
+                shift = shift_of(higher) * RATE
+                p = tl.exp2(s * RATE - shift[:, None])
+                rescale = tl.exp2(top * RATE - shift)[:, None]
+                top, total, acc = higher, total * rescale, acc * rescale
+            weight = p.to(v.dtype)  # what is summed is what values are multiplied with: it adds up to 1
+            total = dot(weight, ones, total, ACC)
+            if DROPOUT > 0:
+                weight = (p * kept(own_key[g], in_place(other_key), DROPOUT, 1.0)).to(v.dtype)
+            new_states += ((top, total, dot(weight, v, acc, ACC)),)
+        if key_scale_ptr is not None:
+            scale = numbers_of_columns(key_scale_ptr, ahead, head, HEADS, GROUP)
+            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
+        running = new_states
+    new_states = nothing()
+    for g in tl.static_range(GROUP):
+        top, total, acc = running[g]
+        total = tl.max(total, 1)
         if FIXED:
-            acc = dot(flat(p.to(v.dtype), GROUP), v, acc, ACC)
-        else:
-            acc = dot(flat(p.to(v.dtype), GROUP), v, acc * flat(rescale, GROUP)[:, None], ACC)
-            top = higher
-    if FIXED:
-        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same number
-        top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
-    return top, total, acc, seen
+            top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
+        new_states += ((top, total, acc),)
+    return new_states, seen
 
 
-# GROUP heads of 16 rows, tensor cores: a gathered row of k or v is read for all heads of the group at once,
-# and scores are a product batched over heads.
-#   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
+@triton.jit
+def store_rows(
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, rows, inner, slot, num_rows, head, offs_dim, own, top,
+    total, acc, HEADS: tl.constexpr, DIM: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    # Of one head: rows, or of a slice their places in its slot.
+    top *= rate_of(SCALE) / LOG2_E
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
+            tl.store(slots_ptr + (offs_slot + head) * 2, top, mask=head < HEADS)
+            tl.store(slots_ptr + (offs_slot + head) * 2 + 1, total, mask=head < HEADS)
+            tl.store(partial_ptr + (offs_slot * DIM)[:, None] + offs_dim[None, :], acc, mask=own[None, :])
+    if whole:
+        out, offs = acc * (inverse(total) / (1.0 - DROPOUT))[:, None], rows.to(tl.int64) * HEADS
+        store_softmax(softmax_ptr, offs + head, (rows < num_rows) & (head < HEADS), top, total)
+        at = out_ptr + (offs * DIM)[:, None] + offs_dim[None, :]
+        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own[None, :] & (rows < num_rows)[:, None])
+
+
+# GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
+#   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
-#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; tasks, row_index, column, row_mask; ptr
-#             with LOOPS, copies and seed with DROPOUT. With key_scale ACC [num_cols, HEADS] the rows of k are
-#             the values and, multiplied with it, the keys: one row is gathered, not two
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM], whose rows are gathered for PAIR heads at
+#             a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies and seed with DROPOUT. With
+#             key_scale ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys:
+#             one row is gathered, not two
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
-#   on chip   top, total ACC [GROUP, 16]: running maximum (of q k, before scale) and sum; acc ACC, flat
+#   on chip   of each head top, total ACC [16]: running maximum (of q k, before scale) and sum; q and acc
+#             [16, PAIR * BLOCK_DIM], of which a head has its own features: of q the others are 0
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def attention_window_kernel(
     out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_tasks, num_rows,
+    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, PROBE: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
-    offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
-    q = tl.load(q_ptr + rows.to(tl.int64) * Q_STRIDE + offs_dim, mask=live & mask_dim, other=0.0)
-    q = resident(signed(q, SCALE), GROUP, WARPS, ACC)
-    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
-    top = tl.full(ROWS, float("-inf"), dtype=ACC)
-    total = tl.zeros(ROWS, dtype=ACC)
-    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    own_key = None
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, False)
+    head = tl.program_id(1) * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + window)
+    q, own_key, states = nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, g, HEADS, DIM, PAIR, BLOCK_DIM)
+        at = q_ptr + rows.to(tl.int64)[:, None] * Q_STRIDE + offs_dim[None, :]
+        row = tl.load(at, mask=(rows < num_rows)[:, None] & own[None, :], other=0.0)
+        q += (resident(signed(row, SCALE), 1, WARPS, ACC),)
+        if DROPOUT > 0:
+            places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
+            own_key += (key_of(seed_ptr, places, head + g, False),)
+        # What a loop leaves behind has to exist before it, for Triton.
+        states += (no_edges(PAIR * BLOCK_DIM, ACC),)
     # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
-    # too small or too large, all is done once more, with a running maximum to the end. (What a loop leaves
-    # behind has to exist before it, for Triton.)
+    # too small or too large, all is done once more, with a running maximum to the end.
     middle = first_part(begin, end, PROBE)
     todo = 1
     while todo > 0:
         todo = 0
-        top = tl.full(ROWS, float("-inf"), dtype=ACC)
-        total = tl.zeros(ROWS, dtype=ACC)
-        acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-        if LOOPS:
-            at = k_ptr + rows.to(tl.int64) * K_STRIDE + offs_dim
-            own_k = tl.load(at, mask=live & mask_dim & with_loop, other=0.0)
-            own_score = tl.sum(q.to(ACC) * own_k.to(ACC), -1, keep_dims=True)
-            if key_scale_ptr is not None:
-                own_score *= load_numbers(key_scale_ptr, rows, heads, live & (heads < HEADS), HEADS)
-            top = tl.where(with_loop, own_score.reshape(ROWS), top)
-            total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-            own_v = load_own(
-                v_ptr, row_index_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP,
-                BLOCK_DIM,
+        states = nothing()
+        for g in tl.static_range(GROUP):
+            states += (
+                of_loop(
+                    k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, g, q[g], num_rows,
+                    with_loop, K_STRIDE, V_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT, LOOPS, ACC,
+                ),
             )  # fmt: skip
-            acc = own_v.to(ACC)
-            if DROPOUT > 0:
-                acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
-        top, total, acc, _ = attend(
+        states, _ = attend(
             row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
-            begin, middle, head, heads, q, own_key, top, total, acc, False, K_STRIDE, V_STRIDE, HEADS, DIM,
-            GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+            begin, middle, head, q, own_key, states, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, PAIR,
+            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                done = tame(top, RATE)
+                good = tame(states[0][0], RATE)
+                for g in tl.static_range(1, GROUP):
+                    good &= tame(states[g][0], RATE)
+                done = tl.min(good)
                 if done > 0:
-                    top, total, acc, seen = attend(
+                    states, seen = attend(
                         row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
-                        seed_ptr, window, middle, end, head, heads, q, own_key, top, total, acc, True,
-                        K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT,
-                        LOOPS, ACC,
+                        seed_ptr, window, middle, end, head, q, own_key, states, True, K_STRIDE, V_STRIDE,
+                        HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-                    done = held(total, seen, GROUP)
+                    done = held(states, seen, GROUP)
                 todo = 1 - done
                 middle = end
-    top, total = flat(top, GROUP), flat(total, GROUP)
-    rows, inner, heads, offs_dim, own = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    if not finite(acc):
-        for place in tl.range(0, GROUP * 16):
-            here = (heads - head) * 16 + inner == place
-            features = tl.arange(0, GROUP * BLOCK_DIM)
-            mask_one = (features // BLOCK_DIM == place // 16) & (features % BLOCK_DIM < DIM)
-            if HEADS % GROUP != 0:
-                mask_one = mask_one & (head + place // 16 < HEADS)
-            top_one, total_one, acc_one = one_row(
-                q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
-                num_rows, rows_at(row_index_ptr, window * 16 + place % 16), place % 16, head + place // 16,
-                with_loop, offs_dim, mask_one, Q_STRIDE, K_STRIDE, V_STRIDE, HEADS,
-                512 // (GROUP * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
+    numbers = states[0][2]
+    for g in tl.static_range(1, GROUP):
+        numbers += states[g][2] * 0
+    inner = tl.arange(0, 16)
+    if finite(numbers):
+        for g in tl.static_range(GROUP):
+            rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, g, HEADS, DIM, PAIR, BLOCK_DIM)
+            top, total, acc = states[g]
+            store_rows(
+                out_ptr, softmax_ptr, partial_ptr, slots_ptr, rows, inner, slot, num_rows, head + g, offs_dim,
+                own, top, total, acc, HEADS, DIM, SCALE, DROPOUT,
             )  # fmt: skip
-            top, total = tl.where(here, top_one, top), tl.where(here, total_one, total)
-            acc = tl.where(here[:, None], acc_one[None, :], acc)
-    top *= RATE / LOG2_E
-    if partial_ptr is not None:
-        if slot >= 0:
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
-            tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=heads < HEADS)
-            tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=heads < HEADS)
-            tl.store(partial_ptr + (offs_slot * DIM)[:, None] + offs_dim[None, :], acc, mask=own)
-            return
-    out = acc * (inverse(total) / (1.0 - DROPOUT))[:, None]
-    offs = rows.to(tl.int64) * HEADS
-    store_softmax(softmax_ptr, offs + heads, (rows < num_rows) & (heads < HEADS), top, total)
-    at = out_ptr + (offs * DIM)[:, None] + offs_dim[None, :]
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (rows < num_rows)[:, None])
+    else:
+        for place in tl.range(0, GROUP * 16):
+            _, offs_dim, own = head_of_tile(
+                row_index_ptr, window, head, place // 16, HEADS, DIM, PAIR, BLOCK_DIM
+            )
+            its_place = tl.zeros((1,), dtype=tl.int32) + place % 16
+            its_row = rows_at(row_index_ptr, window * 16 + place % 16)
+            its_top, its_total, its_acc = one_row(
+                q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
+                num_rows, its_row, place % 16, head + place // 16, with_loop, offs_dim, own, Q_STRIDE,
+                K_STRIDE, V_STRIDE, HEADS, 512 // (PAIR * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+            store_rows(
+                out_ptr, softmax_ptr, partial_ptr, slots_ptr, tl.zeros_like(its_place) + its_row, its_place,
+                slot, num_rows, head + place // 16, offs_dim, own, its_top, its_total, its_acc[None, :],
+                HEADS, DIM, SCALE, DROPOUT,
+            )  # fmt: skip

@@ -1,4 +1,4 @@
-r"""Window kernels of GAT's attention, forward and backward: 16 rows at a time, on tensor cores.
+r"""Window kernel of GAT's attention, forward: 16 rows at a time, on tensor cores.
 
 A score is a number of the source plus one of the receiver, :math:`s_{ij} = \ell(u_{ij})`,
 :math:`u_{ij} = a_j + d_i` with the LeakyReLU :math:`\ell` of slope :math:`\sigma`, so forward gathers one row
@@ -15,64 +15,95 @@ as the sum with a constant in place of :math:`\ell'` is 0. Forward sums the tilt
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import finish, leaky_slope, load_stats
+from graphfuse.kernels.additive_tiles import exponent, finish
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
-    as_scores,
-    columns_last,
+    eight_times,
     first_part,
-    flat,
-    flat_tile,
     gather,
-    group_tile,
+    head_of_tile,
     held,
     in_place,
     kept,
     key_of,
-    load_bits,
     load_columns,
     load_numbers,
-    load_own,
-    of_columns,
+    numbers_of_columns,
     of_copy,
-    of_nodes,
-    resident,
     shift_of,
-    slope,
     tame,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, finite, load_task
+from graphfuse.kernels.tiles import (
+    as_scores,
+    dot,
+    finite,
+    load_bits,
+    load_task,
+    nothing,
+    rows_at,
+    rows_of_product,
+)
 
 
 @triton.jit
-def exponent(u, SLOPE: tl.constexpr):
-    # the LeakyReLU of u, as an exponent of 2
-    return u * tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
+def no_edges(WIDTH: tl.constexpr, ACC: tl.constexpr):
+    # softmax and sums of a head that has seen none
+    top, number = tl.full((16,), float("-inf"), dtype=ACC), tl.zeros((16,), dtype=ACC)
+    row = tl.zeros((16, WIDTH), dtype=ACC)
+    return top, number, number, row, row
+
+
+@triton.jit
+def of_loop(
+    a_src_ptr, x_ptr, row_index_ptr, seed_ptr, window, head, place, own, num_loops, first,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    # Of one head, where the softmax and its sums begin: at the loops of the rows, in the first slice.
+    top, total, high, acc, tilt = no_edges(PAIR * BLOCK_DIM, ACC)
+    if LOOPS:
+        rows, offs_dim, mask = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
+        with_loop = first & (rows < num_loops)
+        mask_number = with_loop & (head + place < HEADS)
+        u = own.reshape(16) + load_numbers(a_src_ptr, rows, head + place, mask_number, HEADS).to(ACC)
+        top = tl.where(with_loop, exponent(u, SLOPE), float("-inf"))
+        total = tl.where(with_loop, 1.0 + u * 0, 0.0)  # NaN if the score is no number
+        high = tl.where(with_loop & (u > 0), 1.0, 0.0)
+        at = x_ptr + rows.to(tl.int64)[:, None] * X_STRIDE + offs_dim[None, :]
+        acc = tl.load(at, mask=with_loop[:, None] & mask[None, :], other=0.0).to(ACC)
+        if DROPOUT > 0:
+            own_key = key_of(seed_ptr, rows, head + place, False)
+            acc *= kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0)[:, None]
+        tilt = tl.where(high[:, None] > 0, acc, 0.0)
+    return top, total, high, acc, tilt
 
 
 @triton.jit
 def sums_of_entries(
     a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window,
-    num_loops, first, head, own, top, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    num_loops, first, head, place, own, top, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # acc and tilt of the window kernel, entry by entry, so that each row sees its own neighbours alone. own
-    # and top [GROUP * 16] are the receivers' numbers and the maxima, which are known by now.
-    rows, inner, heads, offs_dim, mask = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    # acc and tilt of one head, entry by entry, so that each row sees its own neighbours alone. own and top
+    # [16] are the receivers' numbers and the maxima, which are known by now.
+    rows, offs_dim, mask = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
+    inner, mask_head = tl.arange(0, 16), head + place < HEADS
+    acc = tl.zeros((16, PAIR * BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((16, PAIR * BLOCK_DIM), dtype=ACC)
+    own_key = None
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows, head + place, False)
     if LOOPS:
-        own_x = load_own(
-            x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-        )
-        u = own + load_numbers(a_src_ptr, rows, heads, (rows < num_loops) & (heads < HEADS), HEADS).to(ACC)
-        p = tl.where(first & (rows < num_loops), tl.exp2(exponent(u, SLOPE) - shift_of(top)), 0.0)
+        with_loop = first & (rows < num_loops)
+        u = own + load_numbers(a_src_ptr, rows, head + place, with_loop & mask_head, HEADS).to(ACC)
+        p = tl.where(with_loop, tl.exp2(exponent(u, SLOPE) - shift_of(top)), 0.0)
         if DROPOUT > 0:
-            own_key = key_of(seed_ptr, rows, heads, False)
             p *= kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0)
-        acc = p[:, None] * own_x.to(ACC)
+        at = x_ptr + rows.to(tl.int64)[:, None] * X_STRIDE + offs_dim[None, :]
+        acc = p[:, None] * tl.load(at, mask=with_loop[:, None] & mask[None, :], other=0.0).to(ACC)
         tilt = tl.where((u > 0)[:, None], acc, 0.0)
     for entry in tl.range(begin, end):
         column = tl.load(column_ptr + entry)
@@ -80,19 +111,18 @@ def sums_of_entries(
         live = ((bits >> inner) & 1) != 0
         if LOOPS:
             live = live & (column != rows)
-        u = own + load_numbers(a_src_ptr, column, heads, heads < HEADS, HEADS).to(ACC)
+        u = own + load_numbers(a_src_ptr, column, head + place, mask_head, HEADS).to(ACC)
         p = tl.exp2(exponent(u, SLOPE) - shift_of(top))
         if DROPOUT > 0:
             copy = tl.zeros_like(rows)
             if copy_ptr is not None:
                 copy += tl.load(copy_ptr + entry)
-            own_key = key_of(seed_ptr, rows, heads, False)
             other_key = key_of(seed_ptr, column + tl.zeros_like(rows), 0, True)
             p *= kept(own_key, of_copy(other_key, copy), DROPOUT, 1.0)
-        at = x_ptr + column.to(tl.int64) * X_STRIDE + offs_dim[None, :]
-        term = p[:, None] * tl.load(at, mask=mask, other=0.0).to(ACC)
-        acc += tl.where(live[:, None] & mask, term, 0.0)
-        tilt += tl.where((live & (u > 0))[:, None] & mask, term, 0.0)
+        x = tl.load(x_ptr + column.to(tl.int64) * X_STRIDE + offs_dim, mask=mask, other=0.0).to(ACC)
+        term = p[:, None] * x[None, :]
+        acc += tl.where(live[:, None] & mask[None, :], term, 0.0)
+        tilt += tl.where((live & (u > 0))[:, None] & mask[None, :], term, 0.0)
     return acc, tilt
 
 
@@ -106,292 +136,232 @@ def factors(u, shift, SLOPE: tl.constexpr):
 @triton.jit
 def attend(
     column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
-    heads, own, own_key, top, total, high, acc, tilt, FIXED: tl.constexpr, TILTED: tl.constexpr,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    own, own_key, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Goes on with the softmax (top, total, high) and the sums acc and tilt over the entries [begin, end) of a
-    # window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that
-    # was good enough is for `held` to say, from `total` and from `seen`, the rows of all entries.
+    # Goes on with the softmax and the sums of each head, (top, total, high, acc, tilt), over the entries
+    # [begin, end) of a window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from
+    # scores. Whether that was good enough is for `held` to say, from `total` and from `seen`, the rows of all
+    # entries.
     tl.static_assert(not FIXED or DROPOUT == 0, "weights are dropped from running sums alone")
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
-    if FIXED:
-        up, down = factors(own, tl.expand_dims(shift_of(top), -1), SLOPE)
-        sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
-        high_sums = tl.zeros((GROUP * 16, 16), dtype=ACC)
-        ones = tl.full((COLUMNS, 16), 1.0, dtype=tl.float32).to(x_ptr.dtype.element_ty)
-        # 0, which the compiler must not know: it would choose between pairs of halves, by taking them apart
-        zero = tl.where(begin < 0, 1.0, 0.0).to(ACC)
+    WHOLE: tl.constexpr = HEADS % GROUP == 0
+    ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(x_ptr.dtype.element_ty)
+    # 0, which the compiler must not know: it would choose between pairs of halves, by taking them apart
+    zero = tl.where(begin < 0, 1.0, 0.0).to(ACC)
+    running, own_factors = nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
+        running += ((states[g][0], its_total, its_high, states[g][3], states[g][4]),)
+        own_factors += (factors(own[g], tl.expand_dims(shift_of(states[g][0]), 1), SLOPE),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    other = of_nodes(a_src_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
+    first_columns = load_columns(column_ptr, begin, end, COLUMNS)
+    other = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
     ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         if FIXED:
             seen |= bits.to(tl.int32)
-        next_other = of_nodes(a_src_ptr, ahead, heads, HEADS, GROUP)
+        next_other = numbers_of_columns(a_src_ptr, ahead, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
         )
-        x = gather(x_ptr, column, head, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        if FIXED:
-            other_u = other.to(ACC)
-            other_up, other_down = factors(other_u, 0.0, SLOPE)
-            if GROUP > 1:  # for Triton to keep the mask where scores are
-                other_up = as_scores(other_up, GROUP, ACC)
-                if TILTED:
-                    other_u = as_scores(other_u, GROUP, ACC)
-            larger = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
-            p = tl.where(outside == 0, larger, zero)
+        other_key = None
+        if DROPOUT > 0:
+            other_key = of_copy(key_of(seed_ptr, column[None, :], 0, True), copy[None, :])
+        tiles = nothing()
+        for pair in tl.static_range(GROUP // PAIR):
+            first = head + pair * PAIR
+            tiles += (gather(x_ptr, column, first, X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
+        if FIXED and GROUP > 1:
+            most = tl.where(outside == 0, float("inf"), zero)
+        new_states = nothing()
+        for g in tl.static_range(GROUP):
+            x = tiles[g // PAIR]
+            top, total, high, acc, tilt = running[g]
+            if FIXED:
+                up, down = own_factors[g]
+                u = other[g].to(ACC)
+                other_up, other_down = factors(u, 0.0, SLOPE)
+                larger = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
+                p = tl.minimum(larger, most) if GROUP > 1 else tl.where(outside == 0, larger, zero)
+                bends = u > -own[g]
+            else:
+                u = own[g] + as_scores(other[g], 1, ACC)
+                s = tl.where(outside == 0, exponent(u, SLOPE), outside)
+                higher = tl.maximum(top, tl.max(s, 1))
+                shift = shift_of(higher)
+                p = tl.exp2(s - shift[:, None])
+                rescale = tl.exp2(top - shift)[:, None]
+                top, total, high = higher, total * rescale, high * rescale
+                acc, tilt = acc * rescale, tilt * rescale
+                bends = u > 0
+            weight = p.to(x.dtype)  # what is summed is what rows are multiplied with: it adds up to 1
+            total = dot(weight, ones, total, ACC)
             if TILTED:
-                bent = tl.where(other_u > -own, p, zero).to(x.dtype)
-                high_sums = dot(flat(bent, GROUP), ones, high_sums, ACC)
-            # what is summed is what rows are multiplied with, rounded: the weights of a row add up to 1
-            p = p.to(x.dtype)
-            sums = dot(flat(p, GROUP), ones, sums, ACC)
-        else:
-            u = own + as_scores(other, GROUP, ACC)
-            s = tl.where(outside == 0, exponent(u, SLOPE), outside)
-            higher = tl.maximum(top, tl.max(s, -1))
-            shift = shift_of(higher)
-            p = tl.exp2(s - tl.expand_dims(shift, -1))
-            rescale = tl.exp2(top - shift)
-            total = total * rescale + tl.sum(p, -1)
-            if TILTED:
-                high = high * rescale + tl.sum(tl.where(u > 0, p, 0.0), -1)
+                bent = tl.where(bends, p, zero).to(x.dtype)
+                high = dot(bent, ones, high, ACC)
             if DROPOUT > 0:
-                other_key = key_of(seed_ptr, of_columns(column, GROUP), 0, True)
-                other_key = of_copy(other_key, of_columns(copy, GROUP))
-                p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
+                p *= kept(own_key[g], in_place(other_key), DROPOUT, 1.0)
+                weight = p.to(x.dtype)
+                if TILTED:
+                    bent = tl.where(bends, p, zero).to(x.dtype)
+            acc = dot(weight, x, acc, ACC)
             if TILTED:
-                bent = tl.where(u > 0, p, 0.0).to(x.dtype)
-            top, factor = higher, flat(rescale, GROUP)[:, None]
-            acc, tilt = acc * factor, tilt * factor
-        bits, other = next_bits, next_other
-        acc = dot(flat(p.to(x.dtype), GROUP), x, acc, ACC)
-        if TILTED:
-            tilt = dot(flat(bent, GROUP), x, tilt, ACC)
-    if FIXED:
-        total += tl.max(sums, 1).reshape(total.shape)  # 16 times the same number
-        high += tl.max(high_sums, 1).reshape(total.shape)
-        top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
-    return top, total, high, acc, tilt, seen
+                tilt = dot(bent, x, tilt, ACC)
+            new_states += ((top, total, high, acc, tilt),)
+        bits, other, running = next_bits, next_other, new_states
+    new_states = nothing()
+    for g in tl.static_range(GROUP):
+        top, total, high, acc, tilt = running[g]
+        total, high = tl.max(total, 1), tl.max(high, 1)
+        if FIXED:
+            top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
+        new_states += ((top, total, high, acc, tilt),)
+    return new_states, seen
 
 
 @triton.jit
 def in_range(own, top):
     # Whether the factors of receivers, of which the first is larger where it matters, are small enough that a
     # source's, where that is 0 for being too small for float32, would have made a weight that is nothing.
-    return tl.min(tl.where(own * LOG2_E - shift_of(top) <= 60.0, 1, 0))  # NaN is not
+    return tl.where(own * LOG2_E - shift_of(top) <= 60.0, 1, 0)  # NaN is not
 
 
-# GROUP heads of 16 rows, tensor cores: a gathered row of x is read for all heads of the group at once.
-#   grid      (num_tasks * groups,): one program = one task (a window or a slice of one) and one group; all
+@triton.jit
+def store_head(
+    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head,
+    place, top, total, high, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
+    top /= LOG2_E
+    mask_head, whole = head + place < HEADS, True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+            offs_slot = (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * HEADS
+            at = slots_ptr + (offs_slot + (head + place)) * 3
+            tl.store(at, top, mask=mask_head)
+            tl.store(at + 1, total, mask=mask_head)
+            at_sum = partial_ptr + (offs_slot * PARTS * DIM)[:, None] + offs_dim[None, :]
+            tl.store(at_sum, acc, mask=own[None, :])
+            if tilt_ptr is not None:
+                tl.store(at + 2, high, mask=mask_head)
+                tl.store(at_sum + HEADS * DIM, tilt, mask=own[None, :])
+    if whole:
+        offs = rows.to(tl.int64) * HEADS
+        finish(
+            out_ptr, softmax_ptr, tilt_ptr, offs + (head + place), (rows < num_rows) & mask_head,
+            (offs * DIM)[:, None] + offs_dim[None, :], own[None, :] & (rows < num_rows)[:, None], top, total,
+            high, acc, tilt, DROPOUT,
+        )  # fmt: skip
+
+
+# GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
+#   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of x stay in L2
-#   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM]; tasks, row_index,
-#             column, row_mask; ptr with LOOPS, copies and seed with DROPOUT
+#   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM], whose rows are
+#             gathered for PAIR heads at a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies
+#             and seed with DROPOUT
 #   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and
 #             sum, (0, 0) where no edge; slices of a cut window write theirs to their slot
-#   on chip   top, total, high ACC [GROUP, 16]: maximum and sums of all weights and of those of u > 0; acc and
-#             tilt ACC, flat: the weighted sums of x likewise. With PROBE the maximum of so many entries
-#             serves the others too, as in attention
+#   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
+#             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
+#             its own features. With PROBE the maximum of so many entries serves the others too, as in
+#             attention
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_window_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
-    row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_tasks, num_rows, num_loops,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PROBE: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, _ = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
-    mask_head = heads < HEADS
-    own = load_numbers(a_dst_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
-    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
-    top = tl.full(ROWS, float("-inf"), dtype=ACC)
-    total = tl.zeros(ROWS, dtype=ACC)
-    high = tl.zeros(ROWS, dtype=ACC)
-    acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    own_key = None
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, False)
+    TILTED: tl.constexpr = tilt_ptr is not None
+    head = tl.program_id(1) * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     first = False
     if LOOPS:  # the loop is the first edge of the first slice
         first = begin == tl.load(ptr_ptr + window)
+    own, own_key, states = nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        mask = (rows < num_rows) & (head + g < HEADS)
+        its_own = load_numbers(a_dst_ptr, rows, head + g, mask, HEADS).to(ACC)
+        # 16 times the same number: so it stands where tensor cores leave rows, and weights are made there
+        its_own = tl.max(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC), 1)
+        own += (its_own[:, None],)
+        if DROPOUT > 0:
+            places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
+            own_key += (key_of(seed_ptr, places, head + g, False),)
+        # What a loop leaves behind has to exist before it, for Triton.
+        states += (no_edges(PAIR * BLOCK_DIM, ACC),)
     # Maximum, check and second attempt are those of `attention_window_kernel`.
     middle = first_part(begin, end, PROBE)
     todo = 1
     while todo > 0:
         todo = 0
-        top = tl.full(ROWS, float("-inf"), dtype=ACC)
-        total = tl.zeros(ROWS, dtype=ACC)
-        high = tl.zeros(ROWS, dtype=ACC)
-        acc = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-        tilt = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-        if LOOPS:
-            with_loop = first & (rows < num_loops)
-            loop_u = own + load_numbers(a_src_ptr, rows, heads, with_loop & mask_head, HEADS).to(ACC)
-            top = tl.where(with_loop, exponent(loop_u, SLOPE), float("-inf")).reshape(ROWS)
-            total = tl.where(with_loop, 1.0 + loop_u * 0, 0.0).reshape(ROWS)  # NaN if the score is no number
-            high = tl.where(with_loop & (loop_u > 0), 1.0, 0.0).reshape(ROWS)
-            own_x = load_own(
-                x_ptr, row_index_ptr, window, head, num_loops, first, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-            )
-            acc = own_x.to(ACC)
-            if DROPOUT > 0:
-                acc *= flat(kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0), GROUP)
-            tilt = tl.where(flat(high, GROUP)[:, None] > 0, acc, 0.0)
-        top, total, high, acc, tilt, seen = attend(
+        states = nothing()
+        for g in tl.static_range(GROUP):
+            states += (
+                of_loop(
+                    a_src_ptr, x_ptr, row_index_ptr, seed_ptr, window, head, g, own[g], num_loops, first,
+                    X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
+                ),
+            )  # fmt: skip
+        states, _ = attend(
             column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
-            middle, head, heads, own, own_key, top, total, high, acc, tilt, False, tilt_ptr is not None,
-            X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+            middle, head, own, own_key, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
+            COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                done = tame(top, 1.0) * in_range(own, tl.expand_dims(top, -1))
+                good = tame(states[0][0], 1.0) & in_range(own[0].reshape(16), states[0][0])
+                for g in tl.static_range(1, GROUP):
+                    good &= tame(states[g][0], 1.0) & in_range(own[g].reshape(16), states[g][0])
+                done = tl.min(good)
                 if done > 0:
-                    top, total, high, acc, tilt, seen = attend(
+                    states, seen = attend(
                         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
-                        middle, end, head, heads, own, own_key, top, total, high, acc, tilt, True,
-                        tilt_ptr is not None, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SLOPE,
-                        DROPOUT, LOOPS, ACC,
+                        middle, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
+                        PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-                    done = held(total, seen, GROUP)
+                    done = held(states, seen, GROUP)
                 todo = 1 - done
                 middle = end
-    top, total, high = flat(top, GROUP), flat(total, GROUP), flat(high, GROUP)
-    own = own.reshape(GROUP * 16)
-    rows, inner, heads, offs_dim, mask_own = flat_tile(
-        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
-    )
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    if not finite(acc):
-        acc, tilt = sums_of_entries(
-            a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end, window,
-            num_loops, first, head, own, top, X_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SLOPE, DROPOUT, LOOPS,
-            ACC,
-        )  # fmt: skip
-    top /= LOG2_E
-    if partial_ptr is not None:
-        if slot >= 0:
-            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
-            tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=heads < HEADS)
-            tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=heads < HEADS)
-            at = partial_ptr + (offs_slot * PARTS * DIM)[:, None] + offs_dim[None, :]
-            tl.store(at, acc, mask=mask_own)
-            if tilt_ptr is not None:
-                tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=heads < HEADS)
-                tl.store(at + HEADS * DIM, tilt, mask=mask_own)
-            return
-    mask_own = mask_own & (rows < num_rows)[:, None]
-    offs = rows.to(tl.int64) * HEADS
-    finish(
-        out_ptr, softmax_ptr, tilt_ptr, offs + heads, (rows < num_rows) & (heads < HEADS),
-        (offs * DIM)[:, None] + offs_dim[None, :], mask_own, top, total, high, acc, tilt, DROPOUT,
-    )  # fmt: skip
-
-
-@triton.jit
-def loop_slopes(
-    x, own, grad_at, stats_ptr, seed_ptr, rows, heads, mask, mask_head, HEADS: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
-    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    lse, _, delta, a_dst = load_stats(stats_ptr, rows.to(tl.int64) * HEADS + heads, mask_head)
-    u = own + a_dst
-    p = tl.where(mask_head, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
-    dp, dropped = tl.sum(x.to(ACC) * grad, -1, keep_dims=True), p
-    if DROPOUT > 0:
-        own_key, other_key = key_of(seed_ptr, rows, heads, True), key_of(seed_ptr, rows, heads, False)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-        dp, dropped = dp * factor, p * factor
-    return slope(p, dp, delta, False) * leaky_slope(u, SLOPE), dropped
-
-
-# GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
-#   grid      (num_tasks * groups,), as the forward kernel
-#   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
-#             [num_cols, HEADS, 4]; the graph as forward
-#   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
-#   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
-def gat_bwd_window_kernel(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, num_loops,
-    X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    WARPS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    head = tl.program_id(0) // num_tasks * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0) % num_tasks)
-    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
-    mask_head = heads < HEADS
-    mask = (rows < num_rows) & (dim < DIM) & mask_head
-    offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
-    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0)
-    own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
-    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
-    d_own = tl.zeros(ROWS, dtype=ACC)
-    dx = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, True)
-    if LOOPS:
-        first = begin == tl.load(ptr_ptr + window)
-        with_loop = first & (rows < num_loops)
-        loop_du, loop_p = loop_slopes(
-            x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,
-            mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, ACC,
-        )  # fmt: skip
-        d_own = loop_du.reshape(ROWS)
-        own_grad = load_own(
-            grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
-        )
-        dx = flat(loop_p, GROUP) * own_grad.to(ACC)
-    x = resident(x, GROUP, WARPS, ACC)
-    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
-    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
-        column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
-        )
-        bits = next_bits
-        grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM)
-        receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
-        lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
-        lse, delta = as_scores(lse, GROUP, ACC), as_scores(delta, GROUP, ACC)
-        u = own + as_scores(a_dst, GROUP, ACC)
-        p = tl.where(outside == 0, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
-        dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
-        dropped = p
-        if DROPOUT > 0:
-            other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, False)
-            other_key = of_copy(other_key, of_columns(copy, GROUP))
-            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
-            dp, dropped = dp * factor, p * factor
-        du = slope(p, dp, delta, False) * leaky_slope(u, SLOPE)
-        d_own += tl.sum(du, -1)
-        dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
-    d_own = flat(d_own, GROUP)
-    rows, inner, heads, offs_dim, mask_own = flat_tile(
-        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
-    )
-    whole = True
-    if partial_ptr is not None:
-        whole = slot < 0
-        if slot >= 0:
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * (DIM + 1)
-            tl.store(partial_ptr + offs_slot[:, None] + offs_dim[None, :], dx, mask=mask_own)
-            tl.store(partial_ptr + offs_slot + HEADS * DIM + heads, d_own, mask=heads < HEADS)
-    if whole:
-        mask_row = rows < num_rows
-        at = dx_ptr + (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_own & mask_row[:, None])
-        at = d_a_src_ptr + rows.to(tl.int64) * HEADS + heads
-        tl.store(at, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_row & (heads < HEADS))
+    numbers = states[0][3]
+    for g in tl.static_range(1, GROUP):
+        numbers += states[g][3] * 0
+    if finite(numbers):
+        for g in tl.static_range(GROUP):
+            top, total, high, acc, tilt = states[g]
+            store_head(
+                out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows,
+                head, g, top, total, high, acc, tilt, HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT,
+            )  # fmt: skip
+    else:
+        for place in tl.range(0, GROUP):
+            its_own = own[0].reshape(16)
+            its_top, its_total, its_high, _, _ = states[0]
+            for g in tl.static_range(1, GROUP):
+                its_own = tl.where(place == g, own[g].reshape(16), its_own)
+                its_top = tl.where(place == g, states[g][0], its_top)
+                its_total = tl.where(place == g, states[g][1], its_total)
+                its_high = tl.where(place == g, states[g][2], its_high)
+            its_acc, its_tilt = sums_of_entries(
+                a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
+                window, num_loops, first, head, place, its_own, its_top, X_STRIDE, HEADS, DIM, PAIR,
+                BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+            store_head(
+                out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows,
+                head, place, its_top, its_total, its_high, its_acc, its_tilt, HEADS, DIM, PAIR, BLOCK_DIM,
+                DROPOUT,
+            )  # fmt: skip

@@ -5,7 +5,14 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
-from graphfuse.kernels.tiles import head_tile, rounded, row_task, sum_of_products
+from graphfuse.kernels.tiles import (
+    columns_of_step,
+    first_columns,
+    head_tile,
+    rounded,
+    row_task,
+    sum_of_products,
+)
 
 
 @triton.jit
@@ -57,14 +64,11 @@ def gatv2_bwd_row_kernel(
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    programs = num_tasks + num_rows
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0) % programs, num_tasks, split
-    )
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(programs, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
     att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
     if TRANSPOSED:
@@ -85,10 +89,11 @@ def gatv2_bwd_row_kernel(
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         listed_edge = live[:, None, None] & mask[None, :, :]
         if edge_ptr is not None:
             edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None, None].to(tl.int64)

@@ -27,15 +27,11 @@ _COPIED = 1 << 17
 
 # Edges of a column entry up to which windows of GAT's attention have much to skip; swept up to 2.1.
 _FEW = 3
-
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 
-# Rows of a slice of a linear map's gradient.
-LINEAR_GRAD_ROWS = 256
-
-# Slices of rows, each with partial sums for the gradients of weights.
-MAX_ROW_SLICES = 2048
+LINEAR_GRAD_ROWS = 256  # rows of a slice of a linear map's gradient
+MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
 # The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
 MAX_FUSED_BYTES = 512
@@ -186,9 +182,8 @@ def power_of_two(n: int, least: int = 1) -> int:
 def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     config = _spmm_window(dim, size, out_dim, load)
-    # told no bound, the assembler takes 72 registers for rows that start anywhere, and spills
-    unaligned = out_dim is None and dim * size % 16 != 0
-    return config._replace(registers=255) if unaligned else config
+    # told no bound, the assembler spills products, and rows that start anywhere, out of 128 or 72 registers
+    return config._replace(registers=255) if out_dim is not None or dim * size % 16 != 0 else config
 
 
 def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
@@ -206,7 +201,8 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     if load is Load.FEW:
         return Config(block, 64, 3, 1 if narrow else 2)
     if load is Load.LONG:
-        return Config(min(width, 128), 64, 5 if width == 64 else 3, 1 if narrow else 2)
+        step = 64 if dim % 8 == 0 or narrow else 32
+        return Config(min(width, 128), step, 5 if width == 64 else 3, 1 if narrow else 2)
     if load is Load.TINY and width >= 128:
         return Config(128, 16, 3, 1)
     unaligned = dim * size % 16 != 0 and not narrow  # more registers for addresses: spread them
@@ -259,13 +255,15 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
     ``rows`` is the group of heads. Half precision is spared the running maximum where a step computes longer
-    than it gathers: of several heads, and of keys that are ``scaled`` values; with bounded registers, so that
-    as many programs fit as without. Of five stages two steps of rows are on their way, of three one.
+    than it gathers: of narrow heads, four in a program, and of keys that are ``scaled`` values. Of five
+    stages two steps of rows are on their way, of three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
+    if group > 1 and not dropout:
+        group = min(power_of_two(heads), 4)
     if width <= 64:
-        registers = (168 if scaled else 120) if probe else None
+        registers = 168 if group == 2 or (probe and group == 1) else 144 if dropout and width == 64 else None
         return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout else 3, 2 if dropout else 1, probe=probe)
@@ -353,14 +351,16 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
     Forward without dropout makes do with the maximum of 64 entries. Registers are bounded so that as many
-    programs fit as otherwise, but two heads or 64 features with their ``tilted`` sums need all there are.
+    programs fit as otherwise, but several heads or 64 features with their ``tilted`` sums need all there are.
     """
     group, width = attention_group(heads, dim), power_of_two(dim, 16)
     probe = 0 if dropout or backward else 64
+    if probe > 0 and heads > 2 and dim <= 32 and not tilted:
+        return Config(power_of_two(dim, 8), 32, 3, 1, rows=4, probe=probe)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
     if dropout:
-        return Config(width, 16 if group > 1 else 32, 3, 1, rows=group)
+        return Config(width, 32, 3, 1, rows=group)
     if group == 1:
         registers = 128 if width == 32 else None if tilted else 168
         stages = 5 if backward and width == 32 else 3

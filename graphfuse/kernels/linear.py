@@ -55,7 +55,7 @@ def _linear_kernel(
 
 
 # One slice of the rows: partial sums of left^T right, and of grad.
-#   grid      (num_splits * blocks,): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
+#   grid      (num_splits, blocks): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
 #   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]
 #   writes    partial ACC [num_splits, LEFT * RIGHT + LEFT]
 #   order     rows top to bottom, no atomics: bitwise reproducible
@@ -66,7 +66,7 @@ def _linear_grad_kernel(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    split, tile = tl.program_id(0) % num_splits, tl.program_id(0) // num_splits
+    split, tile = tl.program_id(0), tl.program_id(1)
     blocks = tl.cdiv(RIGHT, BLOCK_RIGHT)
     offs_left = (tile // blocks) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
     offs_right = (tile % blocks) * BLOCK_RIGHT + tl.arange(0, BLOCK_RIGHT)
@@ -169,7 +169,7 @@ def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
     num_grads, grad_stride = (0, 0) if grad is None else (grad.size(0), grad.stride(0))
     counts = (num_rows, num_grads, num_splits, left.stride(0), right.stride(0), grad_stride)
     rest = (*counts, *shape, config.block_dim, config.block_out, config.step, config.stages, acc)
-    main = Launch(_linear_grad_kernel, num_splits * blocks, config.warps, (), rest)
+    main = Launch(_linear_grad_kernel, num_splits, config.warps, (), rest, groups=blocks)
     programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
     merge_rest = (num_splits, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
     merge = Launch(_linear_grad_merge_kernel, programs, config.merge_warps, (), merge_rest)

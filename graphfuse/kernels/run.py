@@ -12,6 +12,8 @@ from torch import Tensor
 
 from graphfuse.kernels.device import HIP, INTERPRETING
 
+_MAX_GROUPS = 65535  # programs along the second dimension of a grid
+
 # What Triton compiled, by all that it compiles for: a mini-batch's record is new, its kernels are not.
 _COMPILED: dict[Any, tuple[Any, ...]] = {}
 _TREATMENTS: dict[Any, tuple[int, ...]] = {}  # of the numbers that a kernel's function takes
@@ -26,14 +28,16 @@ class Launch:
 
     Args:
         kernel: A ``triton.jit`` function; its parameters are the arguments of the call and then these.
-        programs: Size of the one-dimensional grid.
+        programs: Programs of a group; all of a group start before those of the next.
         warps: Warps of a program.
         structure: Tensors of the graph, after the first group of the call's arguments.
         rest: Integers and ``constexpr`` parameters, last.
         registers: Most that a thread may use; ``None`` lets the compiler choose, as AMD's always does.
+        groups: Of heads or of features, at most 65,535. They are the second dimension of the grid, as a
+            program that divides its number takes 200 cycles for it before it can load anything.
     """
 
-    __slots__ = ("_compiled", "_kernel", "_options", "_programs", "_rest", "_structure")
+    __slots__ = ("_compiled", "_grid", "_kernel", "_options", "_rest", "_structure")
 
     def __init__(
         self,
@@ -43,8 +47,14 @@ class Launch:
         structure: tuple[Tensor | None, ...],
         rest: tuple[Any, ...],
         registers: int | None = None,
+        groups: int = 1,
     ) -> None:
-        self._kernel, self._programs = kernel, programs
+        if groups > _MAX_GROUPS:
+            name = kernel.fn.__name__
+            raise ValueError(
+                f"{name} takes at most {_MAX_GROUPS} groups of heads or features (got {groups}); split them"
+            )
+        self._kernel, self._grid = kernel, (programs, groups)
         # A product and its sum are rounded once, whatever Triton does untold: 3.6 does so, 3.10 will not.
         self._options = {"num_warps": warps, "enable_fp_fusion": True}
         if registers is not None and not HIP:
@@ -71,13 +81,13 @@ class Launch:
             _, launch, stream_of, *compiled = self._compiled
             stream = stream_of(index)
             launch(
-                self._programs, 1, 1, stream, *compiled, None, None, None,
+                *self._grid, 1, stream, *compiled, None, None, None,
                 *outputs, *self._structure, *operands, *self._rest,
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
         if not aligned or INTERPRETING:
-            self._kernel[(self._programs,)](*arguments, **self._options)
+            self._kernel[self._grid](*arguments, **self._options)
             return
         key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
@@ -88,7 +98,7 @@ class Launch:
         if self._compiled is not None:
             self(outputs, operands, aligned, index)
             return
-        kernel = self._kernel[(self._programs,)](*arguments, **self._options)
+        kernel = self._kernel[self._grid](*arguments, **self._options)
         stream_of = triton.runtime.driver.active.get_current_stream
         # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. The last three of
         # the leading arguments of `run` would be launch hooks.

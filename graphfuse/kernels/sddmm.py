@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import row_task, sum_of_products
+from graphfuse.kernels.tiles import columns_of_step, first_columns, row_task, sum_of_products
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
@@ -30,10 +30,11 @@ def _sddmm_row_kernel(
     row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         total = tl.zeros((EDGES,), dtype=ACC)
         for first in tl.range(0, DIM, BLOCK_DIM, num_stages=1):
             offs_dim = first + tl.arange(0, BLOCK_DIM)

@@ -17,7 +17,7 @@ from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_su
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
-#   grid      (num_tasks * blocks,): one program = one task (a window or a slice of one) x BLOCK_DIM features;
+#   grid      (num_tasks, blocks): one program = one task (a window or a slice of one) x BLOCK_DIM features;
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
 #   reads     x [num_cols, X_DIM], rows X_STRIDE apart, zeros after DIM; tasks, row_index, column, row_mask;
 #             optional operands; LOOPS, see formats.walk.row_masks, with loop_weight
@@ -25,18 +25,17 @@ from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_su
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_window_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
-    num_tasks, num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
+    num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
     RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    window, begin, end, slot = load_task(tasks_ptr, pid % num_tasks)
-    offs_dim = (pid // num_tasks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
+    offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
@@ -57,7 +56,7 @@ def _spmm_window_kernel(
 
 # Sum over the neighbours of one row, plain adds: no masked work where windows share few columns, and the only
 # way of edge weights: a window has to load as many, and to scatter them into a tile first.
-#   grid      ((num_tasks + ceil(num_rows / ROWS)) * blocks,): first the slices of long rows, then ROWS rows a
+#   grid      (num_tasks + ceil(num_rows / ROWS), blocks): first the slices of long rows, then ROWS rows a
 #             program (the GPU starts 1.6 programs a nanosecond, which short rows outrun)
 #   reads     x [num_cols, X_DIM]; ptr, tasks, column; the optional operands
 #   writes    out [num_rows, OUT_DIM]; slices write partial ACC [1, DIM] to their slot
@@ -72,9 +71,8 @@ def _spmm_row_kernel(
     BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    programs = num_tasks + tl.cdiv(num_rows, ROWS)
-    pid = tl.program_id(0) % programs
-    offs_dim = (tl.program_id(0) // programs) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    pid = tl.program_id(0)
+    offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
     if pid < num_tasks:
         first, begin, end, slot = load_task(tasks_ptr, pid)
@@ -108,19 +106,18 @@ def _spmm_row_kernel(
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
-#   grid      (num_merges * blocks,)
+#   grid      (num_merges, blocks)
 #   reads     partial ACC [num_slots, HEIGHT, DIM]; merges, row_index of windows
-@triton.jit(do_not_specialize=["num_merges", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_merge_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
-    col_scale_ptr, weight_ptr, bias_ptr, num_merges, num_rows, num_loops, weight_stride_out,
+    col_scale_ptr, weight_ptr, bias_ptr, num_rows, num_loops, weight_stride_out,
     weight_stride_in, X_STRIDE: tl.constexpr, X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    window, first, count, _ = load_task(merges_ptr, pid % num_merges)
-    offs_dim = (pid // num_merges) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
+    offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
     inner = tl.arange(0, HEIGHT)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
@@ -166,23 +163,23 @@ def _plan(
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
-        programs, structure = num_tasks, (w.tasks, w.row_index, w.column, row_mask)
-        counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
+        structure = (w.tasks, w.row_index, w.column, row_mask)
+        counts: tuple[int, ...] = (w.num_rows, num_loops)
         rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
-        registers = config.registers
-        main = Launch(_spmm_window_kernel, programs * blocks, config.warps, structure, rest, registers)
+        warps, registers = config.warps, config.registers
+        main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
         rest = (*counts, *weight_strides, *shape, config.rows, config.step, config.stages, *epilogue)
         by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
-        main = Launch(_spmm_row_kernel, programs * blocks, config.warps, by_row, rest)
+        main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
-        rest = (num_merges, w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
+        rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
         cut = (w.merges, w.row_index)
-        merge = Launch(_spmm_merge_kernel, num_merges * blocks, config.merge_warps, cut, rest)
+        merge = Launch(_spmm_merge_kernel, num_merges, config.merge_warps, cut, rest, groups=blocks)
     return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 

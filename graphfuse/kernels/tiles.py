@@ -11,6 +11,12 @@ _FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
 
 
 @triton.jit
+def nothing():
+    # An empty tuple, to which what a program holds of each of its heads is added.
+    return ()
+
+
+@triton.jit
 def load_task(tasks_ptr, task):
     # one 16-byte record: window, first entry, end, slot
     base = tasks_ptr + task.to(tl.int64) * 4
@@ -50,12 +56,10 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
 
 
 @triton.jit
-def head_tile(
-    programs, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr
-):
-    # The tile [BLOCK_HEADS, BLOCK_DIM] of a program, of which `programs` take each group of heads: its heads,
-    # where their features stand in a row of all heads, and which of them exist.
-    heads = (tl.program_id(0) // programs) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+def head_tile(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    # The tile [BLOCK_HEADS, BLOCK_DIM] of a program: its heads, where their features stand in a row of all
+    # heads, and which of them exist.
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     offs_dim = tl.arange(0, BLOCK_DIM)
     mask = (heads < HEADS)[:, None] & (offs_dim < DIM)[None, :]
     return heads, heads[:, None] * DIM + offs_dim[None, :], mask
@@ -63,8 +67,10 @@ def head_tile(
 
 @triton.jit
 def finite(x):
-    # whether no number of x is NaN or Inf
-    return tl.max(((x * 0) != 0).to(tl.int32)) == 0
+    # Whether no number of x is NaN or Inf, which in float32 are those of the largest exponent.
+    if x.dtype == tl.float64:
+        return tl.max(((x * 0) != 0).to(tl.int32)) == 0
+    return tl.max(tl.abs(x).to(tl.int32, bitcast=True)) < 0x7F800000
 
 
 @triton.jit
@@ -123,6 +129,25 @@ def dot(a, b, acc, ACC: tl.constexpr):
 
 
 @triton.jit
+def as_scores(x, GROUP: tl.constexpr, ACC: tl.constexpr):
+    # x, broadcast to rows of scores, as tensor cores leave those: a product of zeros is added to it. Where x
+    # stands otherwise Triton would move the scores to it, and a maximum over columns takes ten times the
+    # shuffles.
+    ROWS: tl.constexpr = (GROUP, 16, 16) if GROUP > 1 else (16, 16)
+    SHAPE: tl.constexpr = (GROUP, 16, x.shape[2]) if GROUP > 1 else (16, x.shape[1])
+    zeros, others = tl.zeros(ROWS, dtype=tl.bfloat16), tl.zeros(SHAPE, dtype=tl.bfloat16)
+    return dot(zeros, others, tl.broadcast_to(x.to(ACC), SHAPE), ACC)
+
+
+@triton.jit
+def rows_of_product(ACC: tl.constexpr):
+    # 0 to 15, as tensor cores leave the rows of a product. What is made of it stays there, where Triton would
+    # else make a tile in another place and move it.
+    row = tl.broadcast_to(tl.arange(0, 16)[:, None], (16, 16)).to(ACC)
+    return tl.max(as_scores(row, 1, ACC), 1).to(tl.int32)
+
+
+@triton.jit
 def dot_exact(a, x, acc, ACC: tl.constexpr):
     # a is 0/1, exact in every format. float32 x is cut into three pieces of 8 bits, each exact in bfloat16,
     # so that the products are those of float32: half the tensor-core work of TF32, which also drops bits.
@@ -155,6 +180,13 @@ def without_loop(bits, column, window):
 
 
 @triton.jit
+def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
+    # The row masks of one step, 0 beyond the end; loaded a step ahead, as Triton pipelines no such load.
+    offs = start + tl.arange(0, COLUMNS)
+    return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)
+
+
+@triton.jit
 def window_sum(
     x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
     X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -163,14 +195,15 @@ def window_sum(
     # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
     # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
+    bit = 1 << rows_of_product(ACC)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
+    next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS).to(tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        offs = start + tl.arange(0, COLUMNS)
-        live = offs < end
+        bits = next_bits
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS).to(tl.int32)
         # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
-        offs = tl.minimum(offs, end - 1)
+        offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
         column = tl.load(column_ptr + offs)
-        bits = tl.where(live, tl.load(row_mask_ptr + offs).to(tl.int32), 0)
         offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
         x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
         if col_scale_ptr is not None:
@@ -178,7 +211,7 @@ def window_sum(
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
         if WITHOUT_LOOPS:
             bits = without_loop(bits, column, window)
-        valid = ((bits[None, :] >> row[:, None]) & 1) != 0
+        valid = (bits[None, :] & bit[:, None]) != 0
         acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
@@ -199,6 +232,24 @@ def window_sum(
 
 
 @triton.jit
+def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # for the first call of `columns_of_step`
+    ahead = begin + tl.arange(0, EDGES)
+    if STAGES == 1:
+        ahead = tl.load(column_ptr + ahead, mask=ahead < end, other=0)
+    return ahead
+
+
+@triton.jit
+def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # The columns of the edges `offs` of a row, and what to hand to the next step: without a pipeline its
+    # columns, on their way, as it would wait for memory twice else.
+    if STAGES == 1:
+        return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
+    return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
+
+
+@triton.jit
 def row_sum(
     x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim, mask_dim,
     X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
@@ -206,10 +257,11 @@ def row_sum(
 ):  # fmt: skip
     # Sum over the edges [begin, end) of one row: float[1, BLOCK_DIM], plain adds.
     acc = tl.zeros((EDGES, BLOCK_DIM), dtype=ACC)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if WITHOUT_LOOPS:
             live = live & (column != row)
         offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]

@@ -11,7 +11,7 @@ What is taken for granted, as kernels are written:
 - 16 times a count is the first row of a window;
 - a program's number times a power of two, or times what the launch passes or a share of it, is the first row
   of a program;
-- a program's number divided by a count is that of a group of heads or of a block of features;
+- the second number of a program is that of a group of heads or of a block of features;
 - a feature times what the launch passes is a place in the weight of a dense layer.
 """
 
@@ -124,6 +124,8 @@ class _Reading:
         if op == "arith.constant":
             number = re.search(r"-?\d+(?![\d.x])", given)
             return abs(int(number[0])) if number else COUNT
+        if op == "tt.get_program_id":
+            return _GROUPS if given.split()[0] == "y" else COUNT
         if op == "tt.make_range":
             return int(re.search(r"end = (\d+)", given + kind)[1])  # type: ignore[index]
         if op == "tt.load" or op.startswith("arith.cmp"):
@@ -145,8 +147,7 @@ class _Reading:
         if op in ("arith.maxsi", "arith.select"):
             return max(bounds[-2:])
         if op in ("arith.divsi", "arith.divui", "arith.shrsi", "arith.shrui"):
-            of_program = "div" in op and names[0] in self._programs and bounds[1] == COUNT
-            return _GROUPS if of_program else bounds[0]
+            return bounds[0]
         return COUNT
 
     def _product(self, names: list[str], bounds: list[int], kind: str) -> int:

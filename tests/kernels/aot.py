@@ -25,12 +25,14 @@ from graphfuse.kernels import (
     attention_bwd_windows,
     attention_rows,
     attention_windows,
+    gat_bwd_windows,
     gat_windows,
     gatv2_rows,
     launch,
     sddmm,
     spmm,
 )
+from graphfuse.kernels.attention import gathered_together
 from graphfuse.kernels.launch import Config, Load
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_nodes import (
@@ -211,6 +213,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "EDGE_DIM": edge_dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
+                "PAIR": gathered_together(config),
                 "BLOCK_DIM": config.block_dim,
                 "BLOCK_EDGE": config.block_out,
                 "COLUMNS": config.step,
@@ -255,7 +258,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         windows = [
             (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False, True), False, {}),
             (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False), False, untilted),
-            (gat_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
+            (gat_bwd_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
         for long in (False, True):
@@ -268,6 +271,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
+                "PAIR": gathered_together(config),
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,

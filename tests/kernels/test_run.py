@@ -27,6 +27,13 @@ def kernel(a_ptr, b_ptr, size, stride, OPTION: tl.constexpr, ACC: tl.constexpr):
     pass
 
 
+def test_too_many_groups() -> None:
+    jitted = JITFunction(kernel)
+    run.Launch(jitted, 1, 1, (), (), groups=65535)
+    with pytest.raises(ValueError, match=r"^kernel takes at most 65535 groups .* \(got 65536\); split them$"):
+        run.Launch(jitted, 1, 1, (), (), groups=65536)
+
+
 def test_arguments_are_told_apart_as_triton_tells_them_apart() -> None:
     jitted = JITFunction(kernel, do_not_specialize=["size"])
     bind = create_function_from_signature(

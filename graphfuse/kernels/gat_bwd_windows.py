@@ -1,0 +1,124 @@
+"""Window kernel of GAT's attention, backward: 16 sources at a time, on tensor cores."""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.additive_tiles import exponent, leaky_slope, load_stats
+from graphfuse.kernels.attention_tiles import (
+    LOG2_E,
+    columns_last,
+    flat,
+    flat_tile,
+    gather,
+    group_tile,
+    in_place,
+    kept,
+    key_of,
+    load_numbers,
+    load_own,
+    of_columns,
+    of_copy,
+    resident,
+    slope,
+    window_step,
+)
+from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task
+
+
+@triton.jit
+def loop_slopes(
+    x, own, grad_at, stats_ptr, seed_ptr, rows, heads, mask, mask_head, HEADS: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
+    lse, _, delta, a_dst = load_stats(stats_ptr, rows.to(tl.int64) * HEADS + heads, mask_head)
+    u = own + a_dst
+    p = tl.where(mask_head, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
+    dp, dropped = tl.sum(x.to(ACC) * grad, -1, keep_dims=True), p
+    if DROPOUT > 0:
+        own_key, other_key = key_of(seed_ptr, rows, heads, True), key_of(seed_ptr, rows, heads, False)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+        dp, dropped = dp * factor, p * factor
+    return slope(p, dp, delta, False) * leaky_slope(u, SLOPE), dropped
+
+
+# GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
+#   grid      (num_tasks, groups), as the forward kernel
+#   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
+#             [num_cols, HEADS, 4]; the graph as forward
+#   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
+#   order     entries left to right within a task, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
+def gat_bwd_window_kernel(
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WARPS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1) * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
+    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
+    mask_head = heads < HEADS
+    mask = (rows < num_rows) & (dim < DIM) & mask_head
+    offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
+    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0)
+    own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
+    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
+    d_own = tl.zeros(ROWS, dtype=ACC)
+    dx = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows, heads, True)
+    if LOOPS:
+        first = begin == tl.load(ptr_ptr + window)
+        with_loop = first & (rows < num_loops)
+        loop_du, loop_p = loop_slopes(
+            x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,
+            mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, ACC,
+        )  # fmt: skip
+        d_own = loop_du.reshape(ROWS)
+        own_grad = load_own(
+            grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+        )
+        dx = flat(loop_p, GROUP) * own_grad.to(ACC)
+    x = resident(x, GROUP, WARPS, ACC)
+    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
+    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        column, copy, outside = window_step(
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
+        bits = next_bits
+        grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
+        receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
+        lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
+        u = own + as_scores(a_dst, GROUP, ACC)  # to which Triton brings lse and delta by itself
+        p = tl.where(outside == 0, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
+        dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
+        dropped = p
+        if DROPOUT > 0:
+            other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, False)
+            other_key = of_copy(other_key, of_columns(copy, GROUP))
+            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
+            dp, dropped = dp * factor, p * factor
+        du = slope(p, dp, delta, False) * leaky_slope(u, SLOPE)
+        d_own += tl.sum(du, -1)
+        dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
+    d_own = flat(d_own, GROUP)
+    rows, inner, heads, offs_dim, mask_own = flat_tile(
+        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
+    )
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * (DIM + 1)
+            tl.store(partial_ptr + offs_slot[:, None] + offs_dim[None, :], dx, mask=mask_own)
+            tl.store(partial_ptr + offs_slot + HEADS * DIM + heads, d_own, mask=heads < HEADS)
+    if whole:
+        mask_row = rows < num_rows
+        at = dx_ptr + (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_own & mask_row[:, None])
+        at = d_a_src_ptr + rows.to(tl.int64) * HEADS + heads
+        tl.store(at, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_row & (heads < HEADS))

@@ -1,0 +1,120 @@
+"""Windows whose programs take several heads, gathered one or more at a time: any group is as good as one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
+from graphfuse.testing import check
+from tests.ops.test_running_maximum import RECEIVERS, SOURCES, graph
+
+# heads a program takes, heads there are, features of each: groups that are whole or not, of pairs or not
+GROUPS = [(4, 4, 16), (4, 3, 16), (4, 8, 7), (2, 3, 32), (8, 5, 8)]
+KINDS = ["attention", "gat"]
+
+
+def take(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("attention_window", "gat_window"):
+        config = getattr(launch, name)
+
+        def grouped(*arguments: Any, config: Any = config, **more: Any) -> launch.Config:
+            found = config(*arguments, **more)
+            backward = more.get("backward", False)
+            probe = 32 if found.probe > 0 else 0
+            return found if backward else found._replace(rows=group, probe=probe)
+
+        monkeypatch.setattr(launch, name, grouped)
+    monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
+    monkeypatch.setattr(launch, "attention_prefers_rows", lambda *sizes: False)
+
+
+def problem(
+    kind: str, heads: int, dim: int, device: torch.device, receivers: int = RECEIVERS
+) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The op, its definition, and what both are given, for a graph whose windows have all sources."""
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, receivers))
+    generator = torch.Generator().manual_seed(heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (receivers, heads, dim),
+        "k": (SOURCES, heads, dim),
+        "v": (SOURCES, heads, dim),
+    }
+    ours, theirs = ops.sparse_attention, reference.sparse_attention
+    if kind == "gat":
+        shapes = {"a_src": (SOURCES, heads), "a_dst": (receivers, heads), "x": (SOURCES, heads, dim)}
+        ours, theirs = ops.gat_attention, reference.gat_attention
+    given = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    given = {name: x.to(device, torch.float16) for name, x in given.items()}
+    return functools.partial(ours, windows=windows), functools.partial(theirs, edge_index), given
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"self_loops": True}, {"dropout": 0.4}], ids=["plain", "loops", "drop"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("group", "heads", "dim"), GROUPS)
+def test_any_group(
+    group: int,
+    heads: int,
+    dim: int,
+    kind: str,
+    options: dict[str, Any],
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(group, monkeypatch)
+    if heads != 4:
+        monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 72)  # and windows are cut
+    if "dropout" in options:
+        options = {**options, "seed": torch.tensor([3], device=device)}
+    receivers = SOURCES if "self_loops" in options else RECEIVERS
+    ours, theirs, given = problem(kind, heads, dim, device, receivers)
+    given = {name: x.requires_grad_() for name, x in given.items()}
+    check(lambda **given: ours(**given, **options), lambda **given: theirs(**given, **options), given)
+
+
+@pytest.mark.parametrize("slices", [False, True], ids=["whole", "slices"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("group", "heads", "dim"), GROUPS)
+def test_nan_of_one_head_stays_there(
+    group: int,
+    heads: int,
+    dim: int,
+    kind: str,
+    slices: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(group, monkeypatch)
+    if slices:
+        monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 72)
+    ours, theirs, given = problem(kind, heads, dim, device)
+    for name in given:
+        spoiled = {other: x.clone() for other, x in given.items()}
+        spoiled[name][7, heads - 1] = float("nan")
+        wanted = theirs(**spoiled)
+        assert 0 < int(wanted.isnan().sum()) < wanted.numel()
+        assert not wanted[:, : heads - 1].isnan().any()
+        torch.testing.assert_close(ours(**spoiled), wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_the_first_maximum_does_not_serve(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of four heads has a large score late: all heads of the program are done once more."""
+    take(4, monkeypatch)
+    ours, theirs, given = problem(kind, 4, 16, device)
+    if kind == "attention":
+        given["k"][90, 2] = given["q"][16, 2] * 10
+    else:
+        given["a_src"][90, 2] = 15
+    given = {name: x.requires_grad_() for name, x in given.items()}
+    check(ours, theirs, given)
