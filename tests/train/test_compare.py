@@ -243,6 +243,16 @@ def test_mistakes_exit_with_2(options: list[str], message: str, capsys: pytest.C
     assert message in capsys.readouterr().err
 
 
+def test_a_layer_that_must_fuse_and_cannot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    assert main(["train", QUICKSTART]) == 2
+    told = "graphfuse train: error: GCNConv is not fused: GRAPHFUSE_DISABLE=1 is set (GRAPHFUSE_STRICT=1"
+    assert capsys.readouterr().err.startswith(told)
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
