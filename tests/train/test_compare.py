@@ -218,6 +218,7 @@ def test_the_command(
         (["--seeds", "0"], "--seeds must be at least 1 (got 0)"),
         (["--continue"], "--continue needs the lines of earlier runs: give --results FILE too"),
         (["--continue", "--results", "a", "--plot", "a.png"], "which the lines that --continue reads lack"),
+        (["--continue", "--results", "a", "--checkpoint", "b"], "which the lines that --continue reads lack"),
         (["--checkpoint-every", "2"], "--checkpoint-every N needs --checkpoint FILE and N > 0 (got 2)"),
         (["--checkpoint", "a", "--checkpoint-every", "-1"], "needs --checkpoint FILE and N > 0 (got -1)"),
         (["--checkpoint", "a", "--compare"], "are for one run: leave out --seeds and --compare"),
