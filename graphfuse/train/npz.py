@@ -39,7 +39,8 @@ def read(path: str) -> tuple[Tensor, Size]:
     arrays = {name: torch.from_numpy(array.astype(np.int64)) for name, array in integers.items()}
     num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else None
     if "edge_index" in arrays:
-        return arrays["edge_index"], (num_nodes, num_nodes)
+        sources, receivers = arrays["shape"].view(-1).tolist() if "shape" in arrays else [num_nodes] * 2
+        return arrays["edge_index"], (sources, receivers)
     layouts = found.get("format", np.array("csr")).reshape(-1).tolist()
     if not {"indptr", "indices"} <= arrays.keys() or layouts not in (["csr"], [b"csr"]):
         raise ValueError(f"{path} must be {WANTED} (got {', '.join(found) or 'nothing'})")
