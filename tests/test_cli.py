@@ -229,6 +229,14 @@ def test_prepare_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert torch.equal(windows.edge_index(), wanted)
 
 
+def test_prepare_reads_an_empty_matrix(tmp_path: Path) -> None:
+    from scipy.sparse import csr_array, save_npz
+
+    save_npz(tmp_path / "empty.npz", csr_array((0, 5)))
+    assert main(["prepare", str(tmp_path / "empty.npz"), "--out", str(tmp_path)]) == 0
+    assert load_windows(tmp_path / "empty.safetensors").shape == (5, 0)
+
+
 def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "graph.npz", edge_index=np.array(EDGES))
     monkeypatch.chdir(tmp_path)

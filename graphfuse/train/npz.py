@@ -56,7 +56,7 @@ def _edges(
         if array.dim() != 1:
             raise ValueError(f"`{name}` in {path} must have one dimension (got {array.dim()})")
     length = torch.diff(indptr)
-    if len(length) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
+    if len(indptr) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
         raise ValueError(f"`indptr` in {path} must rise from 0 to the {len(target)} entries of `indices`")
     rows, columns = (len(length), num_nodes) if shape is None else shape.view(-1).tolist()
     if rows != len(length):
