@@ -211,7 +211,8 @@ def test_prepare_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     np.savez(tmp_path / "plain.npz", indptr=matrix.indptr, indices=matrix.indices, num_nodes=4)
     np.savez(tmp_path / "edges.npz", edge_index=np.array(EDGES, dtype=np.uint8))
     np.savez(tmp_path / "sized.npz", edge_index=np.array(EDGES, dtype=np.int32), num_nodes=20)
-    names = ("scipy", "plain", "edges", "sized")
+    np.savez(tmp_path / "shaped.npz", edge_index=np.array(EDGES), shape=np.array([20, 9]))
+    names = ("scipy", "plain", "edges", "sized", "shaped")
     out = tmp_path / "new" / "folder"
     first, *others = (str(tmp_path / f"{name}.npz") for name in names)
     assert main(["prepare", first, "--out", str(out), *others]) == 0
@@ -221,11 +222,19 @@ def test_prepare_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert lines[3].endswith(f"s: {out}/sized.safetensors")
     loaded = {name: load_windows(out / f"{name}.safetensors") for name in names}
     edge_index, _ = from_scipy_sparse_matrix(matrix)
-    shapes = {"scipy": (4, 3), "plain": (4, 3), "edges": (3, 3), "sized": (20, 20)}
+    shapes = {"scipy": (4, 3), "plain": (4, 3), "edges": (3, 3), "sized": (20, 20), "shaped": (9, 20)}
     for name, windows in loaded.items():
         assert windows.shape == shapes[name]
         wanted = edge_index if name in ("scipy", "plain") else torch.tensor(EDGES)
         assert torch.equal(windows.edge_index(), wanted)
+
+
+def test_prepare_reads_an_empty_matrix(tmp_path: Path) -> None:
+    from scipy.sparse import csr_array, save_npz
+
+    save_npz(tmp_path / "empty.npz", csr_array((0, 5)))
+    assert main(["prepare", str(tmp_path / "empty.npz"), "--out", str(tmp_path)]) == 0
+    assert load_windows(tmp_path / "empty.safetensors").shape == (5, 0)
 
 
 def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,12 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
     weights = [lin._parameters["weight"] for lin in layers]
     biases = [lin._parameters["bias"] for lin in layers]
     # under autocast x is converted once, not for each
-    dtype = weights[0].dtype if torch.is_autocast_enabled(x.device.type) else x.dtype
-    fits = all(weight.dtype is dtype and weight.size(1) == x.size(1) for weight in weights)
+    device, dtype = x.device.type, x.dtype
+    fits = True
+    if torch.is_autocast_enabled(device):
+        dtype = weights[0].dtype
+        fits = dtype in (torch.float32, torch.get_autocast_dtype(device))  # autocast joins no others
+    fits = fits and all(weight.dtype is dtype and weight.size(1) == x.size(1) for weight in weights)
     heads = [weight.size(0) // head_dim for weight in weights]
     if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:
         # what does not fit is for the module to refuse

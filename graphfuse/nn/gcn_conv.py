@@ -192,12 +192,13 @@ class GCNConv(MessagePassing):
         if self.normalize and self._cached_edge_index is not None:
             edges, edge_weight = self._cached_edge_index
             kept = self._cached_windows
-            if kept is not None and kept[0] is edges and edge_weight.dtype is x.dtype:
+            fits = kept is not None and kept[0] is edges and kept[1].shape[0] == x.size(0)
+            if kept is not None and fits and edge_weight.dtype is x.dtype:
                 windows, edge_weight = kept[1], None
                 scale, loop_weight = _scales(windows, self.add_self_loops)
             else:
-                # cached by PyG's path, by PyG's own layer, in another dtype, or with weights: a graph with
-                # loops and weights
+                # cached by PyG's path, by PyG's own layer, in another dtype, for fewer nodes, or with
+                # weights: a graph with loops and weights
                 windows = self._windows(edges, x.size(0))
         else:
             windows = self._windows(edge_index, x.size(0))

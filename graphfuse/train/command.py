@@ -62,6 +62,10 @@ class Options:
             raise ValueError("--continue needs the lines of earlier runs: give --results FILE too")
         if self.go_on and self.plot is not None:
             raise ValueError("--plot draws curves, which the lines that --continue reads lack: leave one out")
+        if self.go_on and self.checkpoint is not None:
+            raise ValueError(
+                "--checkpoint saves weights, which the lines that --continue reads lack: leave one out"
+            )
         if self.plot is not None:  # before a long run, not after it
             plot.check_suffix(self.plot)
             curves.require_matplotlib()

@@ -109,6 +109,8 @@ class TrainConfig:
         for name in ("dropout", "input_dropout", "attention_dropout", "lr_factor"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1) (got {getattr(self, name)})")
+        if min(self.weight_decay) < 0:
+            raise ValueError(f"`weight_decay` must be at least 0 (got {self.weight_decay})")
         self._check_together()
 
     @property

@@ -39,7 +39,8 @@ def read(path: str) -> tuple[Tensor, Size]:
     arrays = {name: torch.from_numpy(array.astype(np.int64)) for name, array in integers.items()}
     num_nodes = int(arrays["num_nodes"]) if "num_nodes" in arrays else None
     if "edge_index" in arrays:
-        return arrays["edge_index"], (num_nodes, num_nodes)
+        sources, receivers = arrays["shape"].view(-1).tolist() if "shape" in arrays else [num_nodes] * 2
+        return arrays["edge_index"], (sources, receivers)
     layouts = found.get("format", np.array("csr")).reshape(-1).tolist()
     if not {"indptr", "indices"} <= arrays.keys() or layouts not in (["csr"], [b"csr"]):
         raise ValueError(f"{path} must be {WANTED} (got {', '.join(found) or 'nothing'})")
@@ -55,7 +56,7 @@ def _edges(
         if array.dim() != 1:
             raise ValueError(f"`{name}` in {path} must have one dimension (got {array.dim()})")
     length = torch.diff(indptr)
-    if len(length) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
+    if len(indptr) == 0 or indptr[[0, -1]].tolist() != [0, len(target)] or bool((length < 0).any()):
         raise ValueError(f"`indptr` in {path} must rise from 0 to the {len(target)} entries of `indices`")
     rows, columns = (len(length), num_nodes) if shape is None else shape.view(-1).tolist()
     if rows != len(length):

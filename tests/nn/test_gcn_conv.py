@@ -199,6 +199,18 @@ def test_cached_graph_is_pygs_and_is_obeyed(device: torch.device) -> None:
         assert path_taken(ours) == []
 
 
+def test_cached_graph_serves_more_nodes(device: torch.device) -> None:
+    edge_index, _ = GRAPHS["ragged"](device)
+    for weight in (None, torch.rand(edge_index.size(1), device=device)):
+        ours, theirs = pair(4, 4, device, torch.float32, cached=True)
+        for num_nodes in (33, 40, 33):
+            x = torch.randn(num_nodes, 4, device=device)
+            torch.testing.assert_close(ours(x, edge_index, weight), theirs(x, edge_index, weight))
+            assert path_taken(ours) == []
+    with pytest.raises(IndexError, match="larger than 31"):
+        ours(x[:32], edge_index)
+
+
 def test_row_windows_in_place_of_edge_index(device: torch.device) -> None:
     edge_index, size = GRAPHS["self_loops"](device)
     windows = RowWindows.from_edge_index(edge_index, size)

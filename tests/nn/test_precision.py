@@ -94,6 +94,17 @@ def test_autocast_multiplies_by_stacked_weights(
     assert len(seen) == products and all(rows.dtype is torch.bfloat16 for rows in seen)
 
 
+@pytest.mark.parametrize("name", ["GATv2Conv", "TransformerConv"])
+def test_autocast_of_a_layer_in_the_other_half(name: str, device: torch.device) -> None:
+    """Autocast refuses to stack weights in a dtype that is neither float32 nor its own."""
+    layers = [layer.half() for layer in pair(name, device)]
+    x, edge_index = graph(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        results = [layer(x.half(), edge_index) for layer in layers]
+    assert path_taken(layers[0]) == []
+    torch.testing.assert_close(*results, rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, of the interpreter
 @pytest.mark.parametrize("name", NAMES)
 def test_scaled_losses(name: str, device: torch.device) -> None:

@@ -218,6 +218,7 @@ def test_the_command(
         (["--seeds", "0"], "--seeds must be at least 1 (got 0)"),
         (["--continue"], "--continue needs the lines of earlier runs: give --results FILE too"),
         (["--continue", "--results", "a", "--plot", "a.png"], "which the lines that --continue reads lack"),
+        (["--continue", "--results", "a", "--checkpoint", "b"], "which the lines that --continue reads lack"),
         (["--checkpoint-every", "2"], "--checkpoint-every N needs --checkpoint FILE and N > 0 (got 2)"),
         (["--checkpoint", "a", "--checkpoint-every", "-1"], "needs --checkpoint FILE and N > 0 (got -1)"),
         (["--checkpoint", "a", "--compare"], "are for one run: leave out --seeds and --compare"),
@@ -241,6 +242,16 @@ def test_the_command(
 def test_mistakes_exit_with_2(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", QUICKSTART, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_layer_that_must_fuse_and_cannot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    assert main(["train", QUICKSTART]) == 2
+    told = "graphfuse train: error: GCNConv is not fused: GRAPHFUSE_DISABLE=1 is set (GRAPHFUSE_STRICT=1"
+    assert capsys.readouterr().err.startswith(told)
 
 
 @pytest.mark.parametrize(

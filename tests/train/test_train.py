@@ -62,6 +62,7 @@ def test_overrides() -> None:
         (["lr"], "key=value"),
         (["num_layers=3"], "one value for each of the 3 layers"),
         (["model=agnn"], "`weight_decay` must have one value (got 2)"),
+        (["weight_decay=[0.1,-0.1]"], "`weight_decay` must be at least 0 (got [0.1, -0.1])"),
         (["epochs=0"], "`epochs` must be at least 1"),
         (["schedule=cosine", "min_lr=-0.1"], "`min_lr` must be at least 0 (got -0.1)"),
         (["schedule=plateau", "lr_patience=-1"], "`lr_patience` must be at least 0 (got -1)"),
