@@ -325,6 +325,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(given: argparse.Namespace) -> int:
+    from graphfuse.nn._dispatch import NotFused
     from graphfuse.train import command, config, datasets, report
 
     if given.list:
@@ -350,11 +351,7 @@ def _train(given: argparse.Namespace) -> int:
     chosen = {name: value for name, value in vars(given).items() if name in options}
     try:
         found, text = command.run(settings, command.Options(Path(given.config).stem, **chosen))
-    except (datasets.DatasetError, ModuleNotFoundError, OSError, ValueError) as error:
-        raise Mistake(str(error)) from error
-    except RuntimeError as error:
-        if "GRAPHFUSE_STRICT=1" not in str(error):  # what a layer says that was told to fuse
-            raise
+    except (datasets.DatasetError, NotFused, ModuleNotFoundError, OSError, ValueError) as error:
         raise Mistake(str(error)) from error
     print(text)
     if given.json:

@@ -48,6 +48,10 @@ _SUMS = ("add", "sum")
 _ROWS = (0, -2)  # the dimension of the nodes in a matrix that has a row for each
 
 
+class NotFused(RuntimeError):
+    """A layer that was told to fuse, with ``GRAPHFUSE_STRICT=1``, and cannot."""
+
+
 def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
     """Whether :func:`common_reasons` plainly has nothing to say; ``False`` may mean that one has to look.
 
@@ -221,7 +225,7 @@ def fall_back(layer: MessagePassing, reasons: list[str], edge_index: Any) -> Any
     """
     sentence = f"{type(layer).__name__} is not fused: {'; '.join(reasons)}"
     if os.environ.get("GRAPHFUSE_STRICT", "0") not in ("", "0"):
-        raise RuntimeError(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
+        raise NotFused(f"{sentence} (GRAPHFUSE_STRICT=1 forbids PyG's path)")
     if path_taken(layer) != reasons and not torch.compiler.is_compiling():  # logging would break the graph
         note(layer, reasons)
         _log_once(sentence)

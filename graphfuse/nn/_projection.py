@@ -58,11 +58,11 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
     weights = [lin._parameters["weight"] for lin in layers]
     biases = [lin._parameters["bias"] for lin in layers]
     # under autocast x is converted once, not for each
-    device, dtype = x.device.type, x.dtype
-    fits = True
-    if torch.is_autocast_enabled(device):
-        dtype = weights[0].dtype
-        fits = dtype in (torch.float32, torch.get_autocast_dtype(device))  # autocast joins no others
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device)
+    dtype = weights[0].dtype if autocast else x.dtype
+    # autocast joins no other dtypes
+    fits = not autocast or dtype in (torch.float32, torch.get_autocast_dtype(device))
     fits = fits and all(weight.dtype is dtype and weight.size(1) == x.size(1) for weight in weights)
     heads = [weight.size(0) // head_dim for weight in weights]
     if len(layers) == 1 or not fits or len({bias is None for bias in biases}) == 2:

@@ -192,8 +192,8 @@ class GCNConv(MessagePassing):
         if self.normalize and self._cached_edge_index is not None:
             edges, edge_weight = self._cached_edge_index
             kept = self._cached_windows
-            fits = kept is not None and kept[0] is edges and kept[1].shape[0] == x.size(0)
-            if kept is not None and fits and edge_weight.dtype is x.dtype:
+            fits = edge_weight.dtype is x.dtype
+            if fits and kept is not None and kept[0] is edges and kept[1].shape[0] == x.size(0):
                 windows, edge_weight = kept[1], None
                 scale, loop_weight = _scales(windows, self.add_self_loops)
             else:

@@ -183,10 +183,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> tuple[TrainConfig, 
     if not Path(path).is_file():
         parser.error(f"there is no configuration file {path}")
     try:
-        Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        namespace = parser.parse_args(["--config", str(path), *(f"--{override}" for override in overrides)])
+    except (OSError, UnicodeDecodeError) as error:
         parser.error(f"cannot read {path} ({error}); name a YAML file")
-    namespace = parser.parse_args(["--config", str(path), *(f"--{override}" for override in overrides)])
     text = parser.dump(namespace)
     values = {key: value for key, value in namespace.as_dict().items() if key != "config"}
     try:
