@@ -198,15 +198,15 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
             return Config(block, 64 if narrow else 32, 3, 1 if narrow else 2)
         step = 32 if narrow or load is Load.LONG else 16
         return Config(block, step, 2 if load is Load.LONG else 3, 1)
-    if load is Load.FEW:
-        return Config(block, 64, 3, 1 if narrow else 2)
     if load is Load.LONG:
-        step = 64 if dim % 8 == 0 or narrow else 32
-        return Config(min(width, 128), step, 5 if width == 64 else 3, 1 if narrow else 2)
-    if load is Load.TINY and width >= 128:
-        return Config(128, 16, 3, 1)
-    unaligned = dim * size % 16 != 0 and not narrow  # more registers for addresses: spread them
-    return Config(block, 64 if narrow and load is Load.NORMAL else 32, 3, 2 if unaligned else 1)
+        step = 64 if narrow or (width <= 64 and dim % 8 == 0) else 32
+        return Config(min(width, 128), step, 3 if narrow else 5, 1)
+    if load is Load.TINY:
+        return Config(128, 16, 3, 1) if width >= 128 else Config(block, 32, 3, 1)
+    if narrow:
+        return Config(block, 64, 3, 1)
+    unaligned = dim * size % 16 != 0  # more registers for addresses: spread them
+    return Config(block, 32, 5, 2 if unaligned else 1, registers=96)
 
 
 @functools.cache
@@ -255,18 +255,18 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
     ``rows`` is the group of heads. Half precision is spared the running maximum where a step computes longer
-    than it gathers: of narrow heads, four in a program, and of keys that are ``scaled`` values. Of five
-    stages two steps of rows are on their way, of three one.
+    than it gathers: of the narrowest heads, and of keys that are ``scaled`` values. Of five stages two steps
+    of rows are on their way, of three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
-    if group > 1 and not dropout:
-        group = min(power_of_two(heads), 4)
+    if width == 32 and heads > 1 and not (dropout or scaled):
+        return Config(width, 32, 5, 1, rows=2)
     if width <= 64:
-        registers = 168 if group == 2 or (probe and group == 1) else 144 if dropout and width == 64 else None
+        registers = (168 if scaled else 120) if probe else 144 if dropout and width == 64 else None
         return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 32, 2 if dropout else 3, 2 if dropout else 1, probe=probe)
+        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
     return Config(width, 32, 2, 4, probe=probe)
 
 
@@ -355,8 +355,10 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     group, width = attention_group(heads, dim), power_of_two(dim, 16)
     probe = 0 if dropout or backward else 64
-    if probe > 0 and heads > 2 and dim <= 32 and not tilted:
-        return Config(power_of_two(dim, 8), 32, 3, 1, rows=4, probe=probe)
+    if probe > 0 and heads > 1 and width <= 32 and not tilted:
+        width = power_of_two(dim, 8)
+        stages, registers = 5 if width == 32 else 3, 128 if width == 8 else 168
+        return Config(width, 32, stages, 1, rows=2, registers=registers, probe=probe)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
     if dropout:
@@ -365,10 +367,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         registers = 128 if width == 32 else None if tilted else 168
         stages = 5 if backward and width == 32 else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
-    if backward or tilted:
-        return Config(width, 32, 3 if backward else 5, 1, rows=group, probe=probe)
-    width = power_of_two(dim, 8)
-    return Config(width, 32, 3, 1, rows=group, registers=128 if width == 8 else 168, probe=probe)
+    return Config(width, 32, 3 if backward else 5, 1, rows=group, probe=probe)
 
 
 @functools.cache
