@@ -118,7 +118,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled)
+        load = launch.load(num_tasks, w.num_entries)
+        config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, load)
         graph, with_loops = window_graph(structure, loops)
         pair = gathered_together(config)
         rest = (w.num_rows, *strides[:3], heads, dim, config.rows, pair, config.block_dim)

@@ -251,19 +251,23 @@ def attention_prefers_rows(
 
 
 @functools.cache
-def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool) -> Config:
+def attention_window(
+    heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load = Load.NORMAL
+) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
-    ``rows`` is the group of heads. Half precision is spared the running maximum where a step computes longer
-    than it gathers: of the narrowest heads, and of keys that are ``scaled`` values. Of five stages two steps
-    of rows are on their way, of three one.
+    ``rows`` is the group of heads: two of up to 32 features, four of 16 where tasks are long. Half precision
+    is spared the running maximum where a step computes longer than it gathers: of the narrowest heads, and of
+    keys that are ``scaled`` values. Of five stages two steps of rows are on their way, of three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
-    if width == 32 and heads > 1 and not (dropout or scaled):
-        return Config(width, 32, 5, 1, rows=2)
+    if heads > 1 and width <= 32 and not (dropout or scaled):
+        if width == 16 and heads > 2 and load is Load.LONG:
+            return Config(width, 32, 5, 1, rows=4, probe=probe)
+        return Config(width, 32, 3, 1, rows=2, registers=128 if probe > 0 else None, probe=probe)
     if width <= 64:
-        registers = (168 if scaled else 120) if probe else 144 if dropout and width == 64 else None
+        registers = 168 if probe else 144 if dropout and width == 64 else None
         return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
@@ -357,8 +361,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     probe = 0 if dropout or backward else 64
     if probe > 0 and heads > 1 and width <= 32 and not tilted:
         width = power_of_two(dim, 8)
-        stages, registers = 5 if width == 32 else 3, 128 if width == 8 else 168
-        return Config(width, 32, stages, 1, rows=2, registers=registers, probe=probe)
+        bound, stages = 128 if width == 8 else 168, 5 if width == 32 else 3
+        return Config(width, 32, stages, 1, rows=2, registers=bound, probe=probe)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
     if dropout:
