@@ -16,6 +16,7 @@ from benchmarks.spmm import scatter_installed
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
+from graphfuse.ops.unit_rows import unit_rows
 
 _MODES = ("fwd", "fwd+bwd")
 _SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
@@ -150,11 +151,8 @@ def _graphfuse(i: Inputs) -> Prepared:
 
 def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
     # as AGNNConv computes it
-    least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
-    norm = torch.linalg.vector_norm(x, dim=2, dtype=torch.float32).clamp_min(least)
-    unit = x / norm.to(x.dtype)[:, :, None]
-    scale = norm.detach().reciprocal()
-    return ops.sparse_attention(unit * beta, unit, x, windows, 1.0, key_scale=scale)
+    query, key, inverse = unit_rows(x.squeeze(1), beta)
+    return ops.sparse_attention(query.unsqueeze(1), key.unsqueeze(1), x, windows, 1.0, key_scale=inverse)
 
 
 def _pyg(i: Inputs) -> Prepared:
