@@ -251,9 +251,7 @@ def attention_prefers_rows(
 
 
 @functools.cache
-def attention_window(
-    heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load = Load.NORMAL
-) -> Config:
+def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
     ``rows`` is the group of heads: two of up to 32 features, four of 16 where tasks are long. Half precision

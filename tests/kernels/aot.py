@@ -192,11 +192,12 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
         (attention_rows.attention_bwd_row_kernel, rows, True),
     ]
     plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
+    load = launch.Load.LONG if heads > 2 else launch.Load.NORMAL
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
         windows = (
             (
                 attention_windows.attention_window_kernel,
-                launch.attention_window(heads, dim, 2, rate > 0, loops),
+                launch.attention_window(heads, dim, 2, rate > 0, loops, load),
                 False,
             ),
             *(
