@@ -113,7 +113,7 @@ def _run(
             x, weight = _linear(forward.plans, x, weight), None
         elif order is launch.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
-            return _finish(torch.mm(y, weight.t()), bias, relu, out_dtype), y if keep else None
+            return _finish(_product(y, weight.t()), bias, relu, out_dtype), y if keep else None
     output: tuple[Tensor, Tensor | None]
     output = launch_spmm(*graph, contiguous_rows(x), *scales, weight, bias, relu, keep, out_dtype)
     return output
@@ -133,9 +133,18 @@ def _linear_launchers() -> tuple[Any, Any]:
     return linear, linear_grad
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    # in the dtype of the operands, which the op promises: autocast would round them first
+    device = a.device.type
+    if not torch.is_autocast_enabled(device):
+        return torch.mm(a, b)
+    with torch.autocast(device, enabled=False):
+        return torch.mm(a, b)
+
+
 def _linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
     if not launch.launch_bound(x.size(0), x.size(1), weight.size(0)):
-        return torch.nn.functional.linear(x, weight)
+        return _product(x, weight.t())
     y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight)
     return y
 
@@ -162,7 +171,7 @@ def _definition(
         row_scale=row_scale,
         col_scale=col_scale,
     )
-    out = y if weight is None else torch.mm(y, weight.t())
+    out = y if weight is None else _product(y, weight.t())
     return _finish(out, bias, relu, out_dtype), y.clone() if keep else None
 
 
@@ -245,14 +254,14 @@ class Spmm(torch.autograd.Function):
             if needs_weight:
                 assert moved is not None  # one of the two calls made it
                 grad_weight, grad_bias = _linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
-            grad_y = torch.mm(grad, weight) if needs_y else grad
+            grad_y = _product(grad, weight) if needs_y else grad
         else:
             if weight is None:
                 grad_y = grad
             else:
                 # the input is the narrow side: W's gradient is g^T (A x), and x's is A^T (g W)
                 grad = grad if grad.dtype is dtype else grad.to(dtype)
-                through = torch.mm(grad, weight)
+                through = _product(grad, weight)
                 grad_y = through if grad_y is None else through + grad_y
                 if needs_weight:
                     grad_weight, grad_bias = _linear_grad(graph, grad, y, out_grad, ctx.bias_dtype)
@@ -293,7 +302,7 @@ def _linear_grad(
             graph.forward.plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
         )
         return found
-    return torch.mm(left.t(), right), None if grad is None else column_sums(grad, bias_dtype or grad.dtype)
+    return _product(left.t(), right), None if grad is None else column_sums(grad, bias_dtype or grad.dtype)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -140,6 +140,23 @@ def test_gemm(
     check(op, functools.partial(reference.spmm_gemm, edge_index, num_dst=num_dst, **options), inputs)
 
 
+@pytest.mark.parametrize("order", launch.GemmOrder)
+def test_autocast_rounds_no_product(
+    order: launch.GemmOrder, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = launch.GemmOrder.AGGREGATE if order is launch.GemmOrder.PROJECT else order
+    monkeypatch.setattr(launch, "gemm_order", lambda *args: keeping if args[-1] else order)
+    monkeypatch.setattr(launch, "launch_bound", lambda *args: False)  # PyTorch's products
+    windows, _, num_src, _ = build("ragged", device)
+    found = []
+    for enabled in (False, True):
+        inputs = draw(device, torch.float32, x=(num_src, 16), weight=(7, 16), bias=(7,))
+        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            out = ops.spmm_gemm(windows, **inputs)
+            found.append([out, *torch.autograd.grad(out.sum(), list(inputs.values()))])
+    assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))
+
+
 @pytest.mark.parametrize(("dim", "out_dim"), [(5, 0), (0, 3), (0, 0)])
 def test_gemm_of_nothing(dim: int, out_dim: int, device: torch.device) -> None:
     windows, edge_index, num_src, num_dst = build("ragged", device)
