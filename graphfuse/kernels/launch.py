@@ -284,7 +284,7 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
     if width <= 64:
         group = attention_group(heads, dim)
         registers = None if dropout else 168
-        stages = 5 if width == 64 or (group > 1 and not dropout) else 3 if group > 1 else 2
+        stages = 5 if width == 64 or group > 1 else 2
         return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 64, 2 if dropout or self_loops else 3, 2)
