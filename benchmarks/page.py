@@ -5,6 +5,7 @@ What is written is the same for the same files. No number is typed by hand: what
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -135,4 +136,5 @@ def _plot(path: Path, drawn: page_plots.Figure, data: page_plots.Data, says: str
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("python -m benchmarks.page", description=__doc__, allow_abbrev=False).parse_args()
     write(_RESULTS, _ROOT / "docs", _ROOT / "README.md")
