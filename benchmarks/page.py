@@ -16,6 +16,10 @@ from benchmarks.rows import Case
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
 _README_GPU = "nvidia-h200"
+_KERNEL_PLOTS = (
+    ("floor", Case.over_floor, "Time of graphfuse over the gather floor"),
+    ("speedup", Case.speedup, "Time of PyG over graphfuse"),
+)
 _MARKS = ("<!-- written by benchmarks/page.py -->", "<!-- until here -->")
 
 _HEAD = """\
@@ -54,7 +58,9 @@ def write(results: Path, docs: Path, readme: Path) -> None:
     (docs / "results.md").write_text("\n".join(parts))
     before, rest = readme.read_text().split(_MARKS[0])
     _, after = rest.split(_MARKS[1])
-    inside = page_readme.text(results / _README_GPU)
+    files = ((says, f"{_README_GPU}-{file}.svg") for file, _, says in _KERNEL_PLOTS)
+    shown = [f"![{says}](docs/results/{file})\n" for says, file in files if (plots / file).exists()]
+    inside = page_readme.text(results / _README_GPU, shown)
     readme.write_text(f"{before}{_MARKS[0]}\n\n{inside}\n{_MARKS[1]}{after}")
 
 
@@ -120,11 +126,9 @@ def _training_plots(gpu: str, trainings: Sequence[Training], plots: Path) -> Ite
 
 
 def _kernel_plots(gpu: str, benches: Mapping[str, Sequence[Case]], plots: Path) -> Iterator[str]:
-    for of, file, title in (
-        (Case.over_floor, "floor", "Time of graphfuse over the floor"),
-        (Case.speedup, "speedup", "Time of PyG over graphfuse"),
-    ):
-        data = page_plots.ratios(benches, of)
+    for file, of, title in _KERNEL_PLOTS:
+        left_out = page_kernels.OTHER_FLOORS if file == "floor" else ()
+        data = page_plots.ratios({name: benches[name] for name in benches if name not in left_out}, of)
         if data:
             drawn = page_plots.draw_ratios(data, title, "ratio")
             yield _plot(plots / f"{gpu}-{file}.svg", drawn, data, title)

@@ -37,6 +37,7 @@ SAYS = {
     "reordered": "Sums and attention on windows of rows that share columns; the other has rows as numbered.",
 }
 ABLATIONS = ("ablation", "ablation_projection")
+OTHER_FLOORS = ("blocksparse",)  # the floor is no gather
 _MESSAGE = 75  # characters
 
 

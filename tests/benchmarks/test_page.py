@@ -303,6 +303,36 @@ def test_the_readme_is_changed_between_its_marks_alone(results: Path) -> None:
     assert (results.parent / "README.md").read_text() == once
 
 
+def test_the_readme_shows_attention_and_steps(results: Path) -> None:
+    """The smallest graph first, one head and four; a provider without a time by what became of it."""
+    h200 = results / "nvidia-h200"
+    one = {"op": "attention", "floor_ms": 1.0, "extra": {"peers": {"fused3s": 6.0, "pyg": 0.1}}}
+    four = {"op": "attention", "heads": 4, "head_dim": 32, "mode": "fwd+bwd", "graph": "large"}
+    add(h200 / "attention.jsonl", measured(**four, num_edges=9), measured("pyg", None, **four, status="oom"))
+    add(h200 / "attention.jsonl", measured(**one, num_edges=5), measured("pyg", 5.0, **one))
+    add(h200 / "attention.jsonl", measured(**one | {"head_dim": 128}), measured(**one | {"dtype": "float32"}))
+    step = {"op": "epochs", "mode": "step", "head_dim": 16, "heads": 8, "extra": {"kind": "gat"}}
+    add(h200 / "epochs.jsonl", measured(**step), measured("pyg", 9.0, **step))
+    add(h200 / "epochs.jsonl", measured("pyg compiled", 3.0, **step))
+    written(results)
+    text = (results.parent / "README.md").read_text()
+    assert [line for line in lines_with(text, "x") if "heads" not in line] == [
+        "| g | 1x64 | 2.00 | 2.00 | 2.50 | 3.00 (Fused3S) | - | - | - | - | c1 |",
+        "| large | 4x32 | - | - | - | - | 2.00 | - | oom | - | c1 |",
+        "| gat | g | 8x16 | float16 | 2.00 | 4.50 | 1.50 | c1 |",
+    ]
+    plots = re.findall(r"!\[(.+)\]\(docs/results/nvidia-h200-(\w+)\.svg\)", text)
+    assert [name for _, name in plots] == ["floor", "speedup"]
+
+
+def test_a_floor_that_is_no_gather_is_in_no_plot(results: Path) -> None:
+    add(results / "gpu/spmm.jsonl", measured(floor_ms=1.6))
+    add(results / "gpu/blocksparse.jsonl", measured(op="blocksparse", floor_ms=0.02))
+    assert "blocksparse" in written(results)
+    found = page_plots.data_of(results.parent / "docs/results/gpu-floor.svg")
+    assert found == {"spmm": {"fwd": [1.25]}}
+
+
 def test_ablations_tell_what_each_decision_buys(results: Path) -> None:
     """What was not measured is not there."""
     add(results / "gpu" / "ablation.jsonl", *(
