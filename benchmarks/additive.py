@@ -65,9 +65,12 @@ def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, 
     facts["extra"] |= {"kind": kind}
     floor_ms = None
     if device().type == "cuda":
-        facts["extra"]["gather_ms"] = floors.gather_ms(
-            loaded.windows, rows, shape[0] * shape[1] * dtype.itemsize
-        )
+        sizes = {
+            "gather_ms": shape[0] * shape[1] * dtype.itemsize,
+            "gather_numbers_ms": floors.number_bytes(kind, shape[0], dtype),
+        }
+        for name, size in sizes.items():
+            facts["extra"][name] = floors.gather_ms(loaded.windows, rows, size)
         floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward)
     checks = _expected(inputs, grad)
     return Problem(

@@ -167,6 +167,27 @@ def test_floor_adds_gathers_and_streams(monkeypatch: pytest.MonkeyPatch) -> None
     assert floors.attention_ms(windows, True, 3, 7, torch.float16, True) is None
 
 
+def test_floor_of_additive_attention_gathers_the_numbers_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a row goes with them: what scores need of its node."""
+    windows = RowWindows.from_edge_index(torch.tensor([[0, 1, 1], [0, 1, 2]]), (2, 3))  # 3 rows, 2 columns
+    ms = {(False, 512): 1.0, (True, 512): 10.0, (False, 8): 100.0, (False, 4): 200.0, (False, 2): None}
+    ms |= {(True, 64): 1000.0, (True, 8): 2000.0}
+
+    def gather_ms(direction: RowWindows, rows: bool, row_bytes: int) -> float | None:
+        time_ms = ms[direction.transposed, row_bytes]
+        return time_ms if time_ms is None else time_ms + rows  # windows are faster
+
+    monkeypatch.setattr(floors, "gather_ms", gather_ms)
+    monkeypatch.setattr(floors, "copy_bytes_per_ms", lambda device: float("inf"))
+    half = torch.float16
+    assert floors.additive_ms(windows, "gat", 4, 64, half, False) == 1 + 100
+    assert floors.additive_ms(windows, "gat", 4, 64, half, True) == 1 + 100 + 10 + 1000
+    assert floors.additive_ms(windows, "gat", 1, 256, half, False) == 1  # half a word is left out
+    assert floors.additive_ms(windows, "gatv2", 4, 64, half, False) == 1
+    assert floors.additive_ms(windows, "agnn", 1, 256, half, False) == 1 + 200
+    assert floors.additive_ms(windows, "agnn", 1, 256, half, True) == 2 * (1 + 200) + 2 * 10 + 2000
+
+
 def test_floor_of_a_symmetric_graph_gathers_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     windows = RowWindows.from_edge_index(torch.tensor([[0, 1], [1, 0]]))
     asked = []
@@ -193,7 +214,7 @@ def test_gathers_are_measured_once(two: bool, device: torch.device, monkeypatch:
     assert measured == [(2, False)] * (configs + 2) + [(2, True)] * (4 if two else 0)
     assert (floors.gather_kv_ms if two else floors.gather_ms)(windows, False, 8) == found
     assert len(measured) == count
-    assert floors.gather_ms(windows, False, 4) is None and floors.gather_kv_ms(windows, False, 24) is None
+    assert floors.gather_ms(windows, False, 2) is None and floors.gather_kv_ms(windows, False, 24) is None
 
 
 def test_peers() -> None:

@@ -203,7 +203,7 @@ def test_generated_graph_is_simple_symmetric_and_cached(device: torch.device) ->
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["one", "two"])
-@pytest.mark.parametrize(("words", "blocks"), [(64, 2), (2, 1)])
+@pytest.mark.parametrize(("words", "blocks"), [(64, 2), (2, 1), (1, 1)])
 @pytest.mark.parametrize("rows", [False, True], ids=["windows", "rows"])
 def test_gather_reads_each_column_entry_once(
     rows: bool, words: int, blocks: int, two: bool, device: torch.device
