@@ -61,15 +61,19 @@ class UnitRows(torch.autograd.Function):
         ctx.save_for_backward(rows, factor)
         ctx.least = least
         ctx.mark_non_differentiable(inverse)
-        ctx.set_materialize_grads(True)
+        ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the lengths with zeros
         return scaled, x.new_empty(1).expand(x.shape), inverse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @advises
-    def backward(ctx: Any, d_scaled: Tensor, d_unit: Tensor, _: None) -> tuple[Tensor, Tensor | None, None]:
+    def backward(
+        ctx: Any, d_scaled: Tensor | None, d_unit: Tensor | None, _: None
+    ) -> tuple[Tensor, Tensor | None, None]:
         """Gradients of ``x`` and ``factor``."""
         x, factor = ctx.saved_tensors
+        d_scaled = torch.zeros_like(x) if d_scaled is None else d_scaled
+        d_unit = torch.zeros_like(x) if d_unit is None else d_unit
         if is_batched(d_scaled) or is_batched(d_unit):
             return *_gradients(x, factor, d_scaled, d_unit, ctx.least), None
         grads = (contiguous_rows(grad) for grad in (d_scaled, d_unit))

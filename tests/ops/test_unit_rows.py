@@ -100,6 +100,24 @@ def test_one_launch_each_way_and_no_second_matrix(
     assert calls == ["unit_rows", "unit_rows_bwd"]
 
 
+@pytest.mark.parametrize("used", [0, 1], ids=["queries", "keys"])
+def test_one_result_may_be_all_that_is_used(used: int, device: torch.device) -> None:
+    x, factor, *grads = draw(6, 16, torch.float32, device)
+    (found,) = torch.autograd.grad(unit_rows(x, factor)[used], x, grads[used])
+    zeros = torch.zeros_like(x)
+    given = (grads[0], zeros) if used == 0 else (zeros, grads[1])
+    assert torch.equal(found, results(x, factor, *given, exact=False)[1])
+
+
+def test_backward_fills_nothing_with_zeros(device: torch.device) -> None:
+    """The lengths have no gradient, which PyTorch would make one of for each backward pass."""
+    x, factor, *grads = draw(6, 16, torch.float32, device)
+    scaled, unit, _ = unit_rows(x, factor)
+    with torch.profiler.profile() as profile:
+        torch.autograd.backward((scaled, unit), grads)
+    assert not {"aten::zeros", "aten::zero_", "aten::zeros_like"} & {one.name for one in profile.events()}
+
+
 def test_a_nan_stays_in_its_row(device: torch.device) -> None:
     x, factor, *_ = draw(6, 16, torch.float32, device)
     with torch.no_grad():
