@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
-from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_sum, rows_at, window_sum
 
 
@@ -136,62 +136,51 @@ class _Plan(NamedTuple):
     """Launches for one combination of width, dtypes, strides and operands."""
 
     out_dim: int
-    x_dim: int  # features of a row as it is gathered
-    copies: bool  # whether x is copied first, to rows of x_dim features
-    scales: bool  # and scaled on the way
     main: Launch
     merge: Launch | None
 
 
-class _Shape(NamedTuple):
-    """What the launches of one aggregation are prepared for."""
-
-    dim: int
-    x_stride: int
-    dtype: torch.dtype
-    out_dim: int | None  # of the weight
-    weight_strides: tuple[int, ...]  # of a weight's two dimensions
-    relu: bool
-    loops: bool  # whether there is a loop_weight
-    scaled: bool  # whether there is a col_scale
-
-
-def _plan(w: Walk, edges: EdgeOrder | None, shape: _Shape) -> _Plan:
-    windows, sizes = w.row_mask is not None, (w.num_entries, w.num_rows, w.num_cols)
-    dim, x_stride, dtype, out_dim, weight_strides, relu, loops, scaled = shape
-    x_dim = launch.gathered_width(*sizes, dim, dtype.itemsize)
-    # windows would scale the rows in each step of the loop, and copy them through registers for it
-    scales = scaled and windows and launch.copy_pays(*sizes)
-    copies = scales or x_dim != dim
+def _plan(
+    w: Walk,
+    edges: EdgeOrder | None,
+    dim: int,
+    dtype: torch.dtype,
+    out_dim: int | None,
+    weight_strides: tuple[int, int],
+    x_stride: int,
+    x_dim: int,
+    relu: bool,
+    loops: bool,
+) -> _Plan:
+    windows = w.row_mask is not None
     if windows:
         load = launch.load(w.tasks.size(0), w.num_entries)
         config = launch.spmm_window(x_dim, dtype.itemsize, out_dim, load)
     else:
         config = launch.spmm_row(x_dim, dtype.itemsize, out_dim, w.num_rows)
-    width = dim if out_dim is None else out_dim
-    tile = (x_dim if copies else x_stride, x_dim, dim, width, config.block_dim, config.block_out)
+    shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
         structure = (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (w.num_rows, num_loops)
-        rest = (*counts, *weight_strides, *tile, config.step, config.stages, with_loops, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
         main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
-        rest = (*counts, *weight_strides, *tile, config.rows, config.step, config.stages, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.rows, config.step, config.stages, *epilogue)
         by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
-        rest = (w.num_rows, num_loops, *weight_strides, *tile, w.height, *epilogue)
+        rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
         cut = (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, num_merges, config.merge_warps, cut, rest, groups=blocks)
-    return _Plan(width, x_dim, copies, scales, main, merge)
+    return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 
 def spmm(
@@ -216,39 +205,42 @@ def spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
                 keep_aggregate, out_dtype,
             )  # fmt: skip
+    dtype, dim = x.dtype, x.size(1)
     vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
-    dtypes: list[torch.dtype | None] = [None] * len(vectors)
     for i, vector in enumerate(vectors):
-        if vector is not None:
-            dtypes[i] = vector.dtype
-            if vector.stride(0) != 1:  # an expanded gradient, say
-                vectors[i] = vector.contiguous()
-    dim, dtype = x.size(1), x.dtype
-    weight_key = None if weight is None else (*weight.shape, *weight.stride())
-    key = ("spmm", dim, dtype, x.stride(0), weight_key, relu, keep_aggregate, out_dtype, *dtypes)
+        if vector is not None and vector.stride(0) != 1:  # an expanded gradient, say
+            vectors[i] = vector.contiguous()
+    sizes = (w.num_entries, w.num_rows, w.num_cols)
+    x_dim = launch.gathered_width(*sizes, dim, dtype.itemsize)
+    # windows would scale the rows in each step of the loop, and copy them through registers for it
+    scaled = vectors[3] is not None and w.row_mask is not None and launch.copy_pays(*sizes)
+    if scaled or x_dim != dim:
+        x = gathered(w.plans, x[:, None], x_dim, vectors[3] if scaled else None)[:, 0]
+    if scaled:
+        vectors[3] = None
+    out_dim, weight_strides, addresses = None, (0, 0), x.data_ptr()
+    if weight is not None:
+        out_dim, weight_strides = weight.size(0), (weight.stride(0), weight.stride(1))
+        addresses |= weight.data_ptr()
+    for vector in vectors:
+        addresses |= 0 if vector is None else vector.data_ptr()
+    dtypes = [None if vector is None else vector.dtype for vector in vectors]
+    shape = (dim, dtype, out_dim, weight_strides, x.stride(0), x_dim, relu, loop_weight is not None)
+    key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
     plan = w.plans.get(key)
     if plan is None:
-        out_dim, strides = (None, (0, 0)) if weight is None else (weight.size(0), weight.stride())
-        shape = _Shape(
-            dim, x.stride(0), dtype, out_dim, strides, relu, loop_weight is not None, col_scale is not None
-        )
-        plan = w.plans[key] = _plan(w, edges, shape)
+        plan = w.plans[key] = _plan(w, edges, *shape)
     out = x.new_empty((w.num_rows, plan.out_dim), dtype=out_dtype)
     aggregate = x.new_empty((w.num_rows, dim)) if keep_aggregate else None
     if out.numel() == 0:
         return out, aggregate
-    if plan.copies:
-        x = gathered(w.plans, x[:, None], plan.x_dim, vectors[3] if plan.scales else None)[:, 0]
-        if plan.scales:
-            vectors[3] = None
     partial = None
     if plan.merge is not None:
         acc = torch.float64 if dtype == torch.float64 else torch.float32
         partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
-    outputs = (x, out, partial, aggregate)
+    outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
     operands = (*vectors[:4], weight, vectors[4])
-    on_16_bytes = aligned(x, *operands)
-    plan.main(outputs, operands if w.row_mask is None else operands[1:], on_16_bytes, index)
+    plan.main(outputs, operands if w.row_mask is None else operands[1:], aligned, index)
     if plan.merge is not None:
-        plan.merge(outputs, operands[1:], on_16_bytes, index)
+        plan.merge(outputs, operands[1:], aligned, index)
     return out, aggregate
