@@ -65,10 +65,8 @@ def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, 
     facts["extra"] |= {"kind": kind}
     floor_ms = None
     if device().type == "cuda":
-        sizes = {
-            "gather_ms": shape[0] * shape[1] * dtype.itemsize,
-            "gather_numbers_ms": floors.number_bytes(kind, shape[0], dtype),
-        }
+        numbers = shape[0] * dtype.itemsize
+        sizes = {"gather_ms": shape[1] * numbers} | ({"gather_numbers_ms": numbers} if kind == "gat" else {})
         for name, size in sizes.items():
             facts["extra"][name] = floors.gather_ms(loaded.windows, rows, size)
         floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward)

@@ -190,12 +190,12 @@ def additive_ms(
 ) -> float | None:
     """The floor of the attention of GAT, GATv2 or AGNN: one row read once per column entry, the output out.
 
-    With the rows go the numbers of their nodes that scores are made of: a head's term of ``gat``, the length
-    of ``agnn``, in float32. Rows and numbers may be read by rows or by windows, whichever is faster. Backward
-    of ``gat`` reads the output's gradient over the transpose, with 16 bytes a head of what receivers are
-    known by; the others read x again, ``agnn`` with the lengths, and over the transpose two matrices with 16
-    and 8 bytes. Streamed are x in (of ``gatv2`` and ``agnn``), the output out; backward the output and its
-    gradient, each pass's own rows, and the gradients.
+    Of ``gat`` the numbers of their nodes go with the rows, one a head, of which scores are made. ``agnn`` has
+    lengths, which a kernel could also find in the rows: they do not count. Rows and numbers may be read by
+    rows or by windows, whichever is faster. Backward of ``gat`` reads the output's gradient over the
+    transpose, with 16 bytes a head of what receivers are known by; the others read x again, and over the
+    transpose two matrices with 16 and 8 bytes. Streamed are x in (of ``gatv2`` and ``agnn``), the output out;
+    backward the output and its gradient, each pass's own rows, and the gradients.
     """
     row_bytes, num_dst = heads * dim * dtype.itemsize, windows.shape[0]
 
@@ -205,9 +205,9 @@ def additive_ms(
         return min(known) if known else None
 
     times, streamed = [fastest(windows, row_bytes)], 1 if kind == "gat" else 2
-    numbers = number_bytes(kind, heads, dtype)
-    if numbers > 0:
-        times += [fastest(windows, numbers)] * (2 if backward and kind == "agnn" else 1)
+    numbers = heads * dtype.itemsize
+    if kind == "gat" and numbers >= 4:  # no kernel here gathers half a word
+        times.append(fastest(windows, numbers))
     if backward:
         transposed = windows if windows.symmetric else windows.transpose()
         stats = 16 if kind == "gat" or kind == "gatv2" else 8
@@ -219,12 +219,6 @@ def additive_ms(
     if len(known) < len(times):
         return None
     return sum(known) + streamed * num_dst * row_bytes / copy_bytes_per_ms(windows.device)
-
-
-def number_bytes(kind: str, heads: int, dtype: torch.dtype) -> int:
-    """Bytes that forward of an additive attention gathers with each row: what scores need of its node."""
-    size = {"gat": dtype.itemsize, "gatv2": 0, "agnn": 4}[kind] * heads
-    return size if size >= 4 else 0  # no kernel here gathers half a word
 
 
 @functools.cache
