@@ -87,7 +87,7 @@ def prefers_rows(
     """Whether rows are walked one by one rather than in windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win nearly everywhere. Rows win on a graph
-    too small to fill the GPU with windows, and in float32, whose sums take three tensor-core products, where
+    too small to fill the GPU with windows, and in float32, whose sums take two tensor-core products, where
     memory is the limit and windows share nothing. (With a value per edge, rows always are.)
     """
     half = dtype in HALF

@@ -149,27 +149,24 @@ def rows_of_product(ACC: tl.constexpr):
 
 @triton.jit
 def dot_exact(a, x, acc, ACC: tl.constexpr):
-    # a is 0/1, exact in every format. float32 x is cut into three pieces of 8 bits, each exact in bfloat16,
-    # so that the products are those of float32: half the tensor-core work of TF32, which also drops bits.
+    # a is 0/1, exact in every format. float32 x is cut into two pieces of TF32, of 11 bits: the first is
+    # rounded to the nearest, so that what it leaves has 12 bits and a sign, of which tensor cores drop one
+    # where there are 12. So a term is off by the last bit of x at most, in one of four.
     # Tensor cores truncate what they add to their accumulator, always towards zero, which over thousands of
     # entries costs float32 several bits: they sum one step, and a plain addition adds the steps.
     if x.dtype == tl.float32:
-        high, x = _top_bits(x)
-        middle, low = _top_bits(x)
-        a = a.to(tl.bfloat16)
-        step = dot(a, low.to(tl.bfloat16), tl.zeros_like(acc), ACC)
-        step = dot(a, middle.to(tl.bfloat16), step, ACC)
-        acc += dot(a, high.to(tl.bfloat16), step, ACC)
+        high = _eleven_bits(x)
+        step = tl.dot(a, x - high, tl.zeros_like(acc), input_precision="tf32", out_dtype=ACC)
+        acc += tl.dot(a, high, step, input_precision="tf32", out_dtype=ACC)
     else:
         acc = dot(a, x, acc, ACC)
     return acc
 
 
 @triton.jit
-def _top_bits(x):
-    # float32 x = top + rest, top with the 8 leading bits of x; both are exact
-    top = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    return top, x - top
+def _eleven_bits(x):
+    # float32 x, rounded. Inf stays, and with x - x no number of it or of a NaN is lost.
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
