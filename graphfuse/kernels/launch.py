@@ -194,10 +194,9 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     narrow = width <= 16
     block = min(width, 64)
     if size > 2:
-        if load is Load.FEW:
-            return Config(block, 64 if narrow else 32, 3, 1 if narrow else 2)
-        step = 32 if narrow or load is Load.LONG else 16
-        return Config(block, step, 2 if load is Load.LONG else 3, 1)
+        if narrow:
+            return Config(block, 64 if load is Load.FEW else 32, 2 if load is Load.LONG else 3, 1)
+        return Config(block, 16, 3, 1) if load is Load.TINY else Config(block, 32, 5, 1)
     if load is Load.LONG:
         step = 64 if narrow or (width <= 64 and dim % 8 == 0) else 32
         return Config(min(width, 128), step, 3 if narrow else 5, 1)
@@ -206,7 +205,7 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     if narrow:
         return Config(block, 64, 3, 1)
     unaligned = dim * size % 16 != 0  # more registers for addresses: spread them
-    return Config(block, 32, 5, 2 if unaligned else 1, registers=96)
+    return Config(block, 32, 5 if width <= 64 else 3, 2 if unaligned else 1, registers=96)
 
 
 @functools.cache
@@ -260,13 +259,17 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
+    few = load is Load.FEW and not (dropout or scaled)
     if heads > 1 and width <= 32 and not (dropout or scaled):
         if width == 16 and heads > 2 and load is Load.LONG:
             return Config(width, 32, 5, 1, rows=4, probe=probe)
-        return Config(width, 32, 3, 1, rows=2, registers=128 if probe > 0 else None, probe=probe)
+        probe = 0 if few else probe
+        return Config(width, 32, 3, 1, rows=2, registers=128 if size == 2 else None, probe=probe)
     if width <= 64:
-        registers = 168 if probe else 144 if dropout and width == 64 else None
-        return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
+        few = few and width == 64
+        registers = 168 if probe or few else 144 if dropout and width == 64 else None
+        stages = 5 if group > 1 or few else 3
+        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
     return Config(width, 32, 2, 4, probe=probe)

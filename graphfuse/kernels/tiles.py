@@ -148,6 +148,24 @@ def rows_of_product(ACC: tl.constexpr):
 
 
 @triton.jit
+def places(COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
+    # The order of entries in a tile that `placed` puts in order.
+    place = tl.arange(0, COLUMNS)
+    if DTYPE == tl.float32:
+        place = place // 8 * 8 + place % 2 * 4 + place % 8 // 2
+    return place
+
+
+@triton.jit
+def placed(a):
+    # Of 8 columns that tensor cores leave, a thread has two neighbours; of 8 that they take, two neighbours in
+    # half precision, but in TF32 the first and the fifth. With columns dealt out so no element has to move.
+    if a.dtype == tl.float32:
+        a = a.reshape(16, a.shape[1] // 8, 4, 2).permute(0, 1, 3, 2).reshape(16, a.shape[1])
+    return a
+
+
+@triton.jit
 def dot_exact(a, x, acc, ACC: tl.constexpr):
     # a is 0/1, exact in every format. float32 x is cut into two pieces of TF32, of 11 bits: the first is
     # rounded to the nearest, so that what it leaves has 12 bits and a sign, of which tensor cores drop one
@@ -193,11 +211,13 @@ def window_sum(
     # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
     bit = 1 << rows_of_product(ACC)
+    place = places(COLUMNS, x_ptr.dtype.element_ty)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
-    next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS).to(tl.int32)
+    next_bits = tl.load(row_mask_ptr + begin + place, mask=begin + place < end, other=0).to(tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        bits = next_bits
-        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS).to(tl.int32)
+        bits = next_bits  # loaded a step ahead, as Triton pipelines no such load
+        ahead = start + COLUMNS + place
+        next_bits = tl.load(row_mask_ptr + ahead, mask=ahead < end, other=0).to(tl.int32)
         # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
         offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
         column = tl.load(column_ptr + offs)
@@ -207,9 +227,11 @@ def window_sum(
             scale = tl.load(col_scale_ptr + column).to(ACC)
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
         if WITHOUT_LOOPS:
+            if x.dtype == tl.float32:
+                column = tl.load(column_ptr + tl.minimum(start + place, end - 1))
             bits = without_loop(bits, column, window)
         valid = (bits[None, :] & bit[:, None]) != 0
-        acc = dot_exact(tl.where(valid, 1.0, 0.0).to(x.dtype), x, acc, ACC)
+        acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
     if not finite(acc):
