@@ -76,25 +76,13 @@ def load(num_tasks: int, num_entries: int) -> Load:
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
-def prefers_rows(
-    num_rows: int,
-    num_cols: int,
-    num_edges: int,
-    num_entries: int,
-    dim: int,
-    dtype: torch.dtype,
-) -> bool:
+def prefers_rows(num_rows: int, dim: int, dtype: torch.dtype) -> bool:
     """Whether rows are walked one by one rather than in windows of 16.
 
-    Windows read a shared column once and sum on tensor cores, and win nearly everywhere. Rows win on a graph
-    too small to fill the GPU with windows, and in float32, whose sums take two tensor-core products, where
-    memory is the limit and windows share nothing. (With a value per edge, rows always are.)
+    Windows read a shared column once and sum on tensor cores, and win wherever there are enough of them to
+    fill the GPU, even where they share nothing. (With a value per edge, rows always are.)
     """
-    half = dtype in HALF
-    if num_rows < _FULL:
-        return dim <= 64
-    beyond_cache = num_cols * dim * dtype.itemsize > _CACHED_BYTES
-    return not half and dim >= 64 and beyond_cache and num_edges <= 1.1 * num_entries
+    return num_rows < _FULL and dim <= (32 if dtype in HALF else 64)
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
@@ -259,17 +247,20 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
-    few = load is Load.FEW and not (dropout or scaled)
+    few = load is Load.FEW and not scaled
     if heads > 1 and width <= 32 and not (dropout or scaled):
         if width == 16 and heads > 2 and load is Load.LONG:
             return Config(width, 32, 5, 1, rows=4, probe=probe)
-        probe = 0 if few else probe
-        return Config(width, 32, 3, 1, rows=2, registers=128 if size == 2 else None, probe=probe)
+        if width == 16 and few:
+            return Config(width, 32, 5, 1, rows=2, registers=128)
+        return Config(width, 32, 3, 1, rows=2, registers=128 if probe > 0 else None, probe=probe)
+    if width == 64 and few:
+        return Config(width, 32, 5, 1, registers=144 if dropout else 168)
+    if width == 64 and scaled and load is Load.NORMAL:
+        return Config(width, 32, 3, 1, registers=128)
     if width <= 64:
-        few = few and width == 64
-        registers = 168 if probe or few else 144 if dropout and width == 64 else None
-        stages = 5 if group > 1 or few else 3
-        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
+        registers = 168 if probe else 144 if dropout and width == 64 else None
+        return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
     return Config(width, 32, 2, 4, probe=probe)

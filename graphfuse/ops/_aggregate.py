@@ -76,7 +76,7 @@ def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     x, edge_weight, _, weight, _ = arguments[-5:]
     weighted = edge_weight is not None
     gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
-    return weighted or launch.prefers_rows(*sizes, gathered, x.dtype), weighted
+    return weighted or launch.prefers_rows(sizes[0], gathered, x.dtype), weighted
 
 
 def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
