@@ -177,8 +177,11 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
 def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     width = power_of_two(dim, 16)
     if out_dim is not None:
-        warps = 1 if width * size <= 128 else 4
-        return Config(width, 32, 2, warps, min(power_of_two(out_dim, 16), 32 if size > 2 else 64))
+        block_out = min(power_of_two(out_dim, 16), 32 if size > 2 else 64)
+        if size > 2 and width <= 64:
+            return Config(width, 32, 5, 1, block_out)
+        warps = 1 if width <= 64 else 2 if size > 2 and width <= 128 else 4
+        return Config(width, 32, 2, warps, block_out)
     narrow = width <= 16
     block = min(width, 64)
     if size > 2:
@@ -271,14 +274,14 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
     168 registers let twelve programs of one warp stay on a multiprocessor; left alone, the compiler takes up
-    to 194. Dropout needs more: a bound would make it spill. 64 features, and several heads of 16, do better
-    with two steps of rows on their way than with more programs.
+    to 194. Dropout needs more: a bound would make it spill. 32 and 64 features, and several heads of 16, do
+    better with two steps of rows on their way than with more programs.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
         group = attention_group(heads, dim)
         registers = None if dropout else 168
-        stages = 5 if width == 64 or group > 1 else 2
+        stages = 5 if width >= 32 or group > 1 else 2
         return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 64, 2 if dropout or self_loops else 3, 2)
