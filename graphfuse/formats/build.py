@@ -16,11 +16,12 @@ WINDOW = 16  # rows of a row window
 BLOCK = 8  # columns of a tensor-core block (TCB)
 
 # Long windows are cut so that one slice is at most _MIN_SLICE entries, or what one of _SLICES equal shares of
-# all entries would be, whichever is more: 4224 = 32 warps on each of 132 multiprocessors. Where half as many
-# shares are more than _MIN_SLICE, a slice may grow by a quarter, which is so much less to merge. Fixed, not
-# read off the GPU: the cuts decide the order of summation, and results must not change with the machine.
+# all entries would be, whichever is more: 4224 = 32 warps on each of 132 multiprocessors. Up to half as long
+# again they may be one of _FEWER shares, which leaves less to merge. Fixed, not read off the GPU: the cuts
+# decide the order of summation, and results must not change with the machine.
 _MIN_SLICE = 512
 _SLICES = 4224
+_FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
 
@@ -121,7 +122,7 @@ def inverse(order: Tensor) -> Tensor:
 
 def slice_length(num_entries: int) -> int:
     """Longest run of entries that one program walks."""
-    longer = min(_share(num_entries, _SLICES // 2), _MIN_SLICE * 5 // 4)
+    longer = min(_share(num_entries, _FEWER), _MIN_SLICE * 3 // 2)
     return max(_MIN_SLICE, longer, _share(num_entries, _SLICES))
 
 

@@ -33,8 +33,9 @@ _MAX_EDGE_TILE = 4096
 LINEAR_GRAD_ROWS = 256  # rows of a slice of a linear map's gradient
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
-# The widest row of summed features, in bytes of x, that the fused SpMM-GEMM keeps on chip without spilling.
-MAX_FUSED_BYTES = 512
+# The widest matrix of the fused SpMM-GEMM, by the size of an element. Half precision keeps wider rows on chip
+# without spilling; in float32, whose product takes six of half precision, wider ones are faster apart.
+MAX_FUSED = {2: 256, 4: 64, 8: 64}
 
 
 class Load(enum.Enum):
@@ -120,7 +121,7 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
     if dim == 0 or out_dim == 0:
         return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
     apart = GemmOrder.PROJECT if dim > out_dim and not keep else GemmOrder.AGGREGATE
-    if max(dim, out_dim) * size > MAX_FUSED_BYTES:
+    if max(dim, out_dim) > MAX_FUSED[size]:
         return apart
     gathered = out_dim if apart is GemmOrder.PROJECT else dim
     bytes_apart = (num_entries + 2 * num_rows) * gathered * size + _LAUNCH_BYTES
@@ -177,11 +178,8 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
 def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     width = power_of_two(dim, 16)
     if out_dim is not None:
-        block_out = min(power_of_two(out_dim, 16), 32 if size > 2 else 64)
-        if size > 2 and width <= 64:
-            return Config(width, 32, 5, 1, block_out)
-        warps = 1 if width <= 64 else 2 if size > 2 and width <= 128 else 4
-        return Config(width, 32, 2, warps, block_out)
+        stages, warps = (5, 1) if width * size <= 256 else (2, 4)
+        return Config(width, 32, stages, warps, min(power_of_two(out_dim, 16), 32 if size > 2 else 64))
     narrow = width <= 16
     block = min(width, 64)
     if size > 2:

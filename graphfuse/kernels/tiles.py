@@ -148,18 +148,19 @@ def rows_of_product(ACC: tl.constexpr):
 
 
 @triton.jit
-def places(COLUMNS: tl.constexpr, DTYPE: tl.constexpr):
-    # The order of entries in a tile that `placed` puts in order.
+def places(COLUMNS: tl.constexpr, SIZE: tl.constexpr):
+    # The order of entries in a tile that `placed` puts in order; elements have SIZE bits.
     place = tl.arange(0, COLUMNS)
-    if DTYPE == tl.float32:
+    if SIZE == 32:
         place = place // 8 * 8 + place % 2 * 4 + place % 8 // 2
     return place
 
 
 @triton.jit
 def placed(a):
-    # Of 8 columns that tensor cores leave, a thread has two neighbours; of 8 that they take, two neighbours in
-    # half precision, but in TF32 the first and the fifth. With columns dealt out so no element has to move.
+    # Of 8 columns that tensor cores leave, a thread has two neighbours; of 8 that they take, two neighbours
+    # in half precision, but in TF32 a column and the fourth from it. With columns that were dealt out so, no
+    # element has to move.
     if a.dtype == tl.float32:
         a = a.reshape(16, a.shape[1] // 8, 4, 2).permute(0, 1, 3, 2).reshape(16, a.shape[1])
     return a
@@ -211,7 +212,7 @@ def window_sum(
     # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
     bit = 1 << rows_of_product(ACC)
-    place = places(COLUMNS, x_ptr.dtype.element_ty)
+    place = places(COLUMNS, x_ptr.dtype.element_ty.primitive_bitwidth)
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     next_bits = tl.load(row_mask_ptr + begin + place, mask=begin + place < end, other=0).to(tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):

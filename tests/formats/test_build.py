@@ -112,7 +112,7 @@ def test_tasks_are_longest_first_and_slices_equal(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("entries", "length"),
-    [(0, 512), (1_081_344, 512), (1_200_000, 576), (1_341_115, 640), (2_684_592, 640), (3_000_000, 736)],
+    [(0, 512), (901_120, 512), (1_081_344, 640), (1_341_115, 768), (2_684_592, 768), (3_300_000, 800)],
 )
 def test_slices_grow_with_the_graph(entries: int, length: int) -> None:
     assert build.slice_length(entries) == length
