@@ -288,7 +288,7 @@ def _of_spmm_gemm() -> Iterator[Case]:
     # without ReLU: where rounding turns a sign, a gradient is off by all of itself
     for order, dtype in itertools.product(GemmOrder, DTYPES):
         for shape in GEMMS[order]:
-            if order is GemmOrder.FUSED and max(shape) > launch.MAX_FUSED[dtype.itemsize]:
+            if order is GemmOrder.FUSED and not launch.can_fuse(*shape, dtype.itemsize):
                 continue
             walks = {"windows": _LOADS[Load.FEW], **_ROWS} if order is GemmOrder.FUSED else _ROWS
             for walk, patches in walks.items():

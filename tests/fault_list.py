@@ -58,8 +58,8 @@ FAULTS = (
         "off by one in a mask",
         "the window kernel of `spmm` counts the last entry of a window twice",
         "kernels/tiles.py",
-        "next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS)",
-        "next_bits = load_bits(row_mask_ptr, begin, end + 1, COLUMNS)",
+        "mask=begin + place < end, other=0)",
+        "mask=begin + place < end + 1, other=0)",
         _SPMM,
     ),
     Fault(
@@ -200,9 +200,9 @@ FAULTS = (
     Fault(
         "spmm-window-bits",
         "half precision where float32 is due",
-        "the window kernel drops the last 8 of the 24 bits of x",
+        "the window kernel drops the last 13 of the 24 bits of x",
         "kernels/tiles.py",
-        "step = dot(a, low.to(tl.bfloat16), tl.zeros_like(acc), ACC)",
+        'step = tl.dot(a, x - high, tl.zeros_like(acc), input_precision="tf32", out_dtype=ACC)',
         "step = tl.zeros_like(acc)",
         _SPMM,
     ),

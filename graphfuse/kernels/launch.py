@@ -21,10 +21,8 @@ _LAUNCH_BYTES = 12_000_000
 _CACHED_BYTES = 48_000_000
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
 _FULL = 4224
-
 # Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
 _COPIED = 1 << 17
-
 # Edges of a column entry up to which windows of GAT's attention have much to skip; swept up to 2.1.
 _FEW = 3
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
@@ -33,9 +31,9 @@ _MAX_EDGE_TILE = 4096
 LINEAR_GRAD_ROWS = 256  # rows of a slice of a linear map's gradient
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
-# The widest matrix of the fused SpMM-GEMM, by the size of an element. Half precision keeps wider rows on chip
-# without spilling; in float32, whose product takes six of half precision, wider ones are faster apart.
-MAX_FUSED = {2: 256, 4: 64, 8: 64}
+# The widest rows of x, and of the result, that the fused SpMM-GEMM takes, by the size of an element. Half
+# precision keeps wider rows on chip without spilling. In float32 its product takes six of half precision.
+MAX_FUSED = {2: (256, 256), 4: (64, 128), 8: (64, 64)}
 
 
 class Load(enum.Enum):
@@ -80,8 +78,8 @@ def load(num_tasks: int, num_entries: int) -> Load:
 def prefers_rows(num_rows: int, dim: int, dtype: torch.dtype) -> bool:
     """Whether rows are walked one by one rather than in windows of 16.
 
-    Windows read a shared column once and sum on tensor cores, and win wherever there are enough of them to
-    fill the GPU, even where they share nothing. (With a value per edge, rows always are.)
+    Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
+    share nothing. (With a value per edge, rows always are.)
     """
     return num_rows < _FULL and dim <= (32 if dtype in HALF else 64)
 
@@ -103,12 +101,18 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     return -(-row // 16) * 16 // size
 
 
+def can_fuse(dim: int, out_dim: int, size: int) -> bool:
+    """Whether one kernel may compute A X W^T, ``dim`` to ``out_dim`` features."""
+    return dim <= MAX_FUSED[size][0] and out_dim <= MAX_FUSED[size][1]
+
+
 @functools.cache
 def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, keep: bool) -> GemmOrder:
     """Order of A X W^T by an estimate of bytes moved.
 
-    Apart, X W^T (or A X) passes through memory once more and a second launch costs what _LAUNCH_BYTES take,
-    but rows of the narrower width are gathered.
+    Apart, X W^T or A X passes through memory once more and a second launch costs what _LAUNCH_BYTES take, but
+    rows of the narrower width are gathered. X W^T goes first if it is no wider: ReLU then is no pass over the
+    result. In one kernel rows of more than 64 features are gathered a quarter slower.
 
     Args:
         num_entries: Rows of X that are gathered.
@@ -120,12 +124,13 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
     """
     if dim == 0 or out_dim == 0:
         return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
-    apart = GemmOrder.PROJECT if dim > out_dim and not keep else GemmOrder.AGGREGATE
-    if max(dim, out_dim) > MAX_FUSED[size]:
+    apart = GemmOrder.PROJECT if dim >= out_dim and not keep else GemmOrder.AGGREGATE
+    if not can_fuse(dim, out_dim, size):
         return apart
-    gathered = out_dim if apart is GemmOrder.PROJECT else dim
-    bytes_apart = (num_entries + 2 * num_rows) * gathered * size + _LAUNCH_BYTES
-    return GemmOrder.FUSED if num_entries * dim * size <= bytes_apart else apart
+    features_fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
+    gathered, passed = (out_dim, 0) if apart is GemmOrder.PROJECT else (dim, 2 * num_rows * out_dim)
+    features_apart = (num_entries + 2 * num_rows) * gathered + passed
+    return GemmOrder.FUSED if features_fused * size <= features_apart * size + _LAUNCH_BYTES else apart
 
 
 def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
