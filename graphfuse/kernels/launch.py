@@ -107,12 +107,13 @@ def can_fuse(dim: int, out_dim: int, size: int) -> bool:
 
 
 @functools.cache
-def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, keep: bool) -> GemmOrder:
+def gemm_order(
+    num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, passes: int, keep: bool
+) -> GemmOrder:
     """Order of A X W^T by an estimate of bytes moved.
 
-    Apart, X W^T or A X passes through memory once more and a second launch costs what _LAUNCH_BYTES take, but
-    rows of the narrower width are gathered. X W^T goes first if it is no wider: ReLU then is no pass over the
-    result. In one kernel rows of more than 64 features are gathered a quarter slower.
+    Apart, X W^T or A X passes through memory once more and there is a second launch, but rows of the narrower
+    width are gathered. In one kernel rows of more than 64 features are gathered a quarter slower.
 
     Args:
         num_entries: Rows of X that are gathered.
@@ -120,17 +121,18 @@ def gemm_order(num_entries: int, num_rows: int, dim: int, out_dim: int, size: in
         dim: Columns of X.
         out_dim: Rows of W.
         size: Bytes of an element.
+        passes: Over the result of a product afterwards, for bias and ReLU.
         keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
     """
     if dim == 0 or out_dim == 0:
         return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
-    apart = GemmOrder.PROJECT if dim >= out_dim and not keep else GemmOrder.AGGREGATE
-    if not can_fuse(dim, out_dim, size):
-        return apart
-    features_fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
-    gathered, passed = (out_dim, 0) if apart is GemmOrder.PROJECT else (dim, 2 * num_rows * out_dim)
-    features_apart = (num_entries + 2 * num_rows) * gathered + passed
-    return GemmOrder.FUSED if features_fused * size <= features_apart * size + _LAUNCH_BYTES else apart
+    if dim >= out_dim and not keep:
+        apart, gathered, passed = GemmOrder.PROJECT, out_dim, 0  # whose kernel adds the bias
+    else:
+        apart, gathered, passed = GemmOrder.AGGREGATE, dim, 2 * passes * out_dim
+    fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
+    saved = (num_entries + 2 * num_rows) * gathered + num_rows * passed - fused
+    return GemmOrder.FUSED if can_fuse(dim, out_dim, size) and saved * size >= -_LAUNCH_BYTES else apart
 
 
 def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:

@@ -108,7 +108,7 @@ def _run(
     if weight is not None:
         forward = w.forward
         sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
-        order = launch.gemm_order(*sizes, keep)
+        order = launch.gemm_order(*sizes, (bias is not None) + relu, keep)
         if order is launch.GemmOrder.PROJECT:
             x, weight = _linear(forward.plans, x, weight), None
         elif order is launch.GemmOrder.AGGREGATE:

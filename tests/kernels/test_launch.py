@@ -28,28 +28,29 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
 
 # Column entries and rows of ego-twitter, and what was fastest there (results/nvidia-h200/gemm_orders.md).
 @pytest.mark.parametrize(
-    ("size", "dim", "out_dim", "keep", "order"),
+    ("size", "dim", "out_dim", "passes", "keep", "order"),
     [
-        (2, 64, 64, False, "FUSED"),
-        (2, 64, 128, True, "FUSED"),
-        (2, 128, 128, False, "PROJECT"),
-        (2, 128, 128, True, "FUSED"),  # with what is not kept ruled out
-        (4, 64, 64, False, "FUSED"),
-        (4, 64, 128, False, "FUSED"),
-        (4, 128, 128, False, "PROJECT"),
-        (4, 128, 128, True, "AGGREGATE"),
-        (4, 0, 64, False, "AGGREGATE"),
+        (2, 64, 64, 2, False, "FUSED"),
+        (2, 64, 128, 2, True, "FUSED"),
+        (2, 128, 128, 2, False, "PROJECT"),
+        (2, 128, 128, 2, True, "FUSED"),
+        (2, 128, 128, 0, True, "AGGREGATE"),  # without bias and ReLU, the product afterwards is all there is
+        (4, 64, 64, 2, False, "FUSED"),
+        (4, 64, 128, 2, False, "FUSED"),
+        (4, 128, 128, 2, False, "PROJECT"),
+        (4, 128, 128, 2, True, "AGGREGATE"),
+        (4, 0, 64, 0, False, "AGGREGATE"),
     ],
 )
 def test_products_are_ordered_as_was_fastest(
-    size: int, dim: int, out_dim: int, keep: bool, order: str
+    size: int, dim: int, out_dim: int, passes: int, keep: bool, order: str
 ) -> None:
-    assert launch.gemm_order(1_341_115, 81_306, dim, out_dim, size, keep).name == order
+    assert launch.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep).name == order
 
 
 def test_no_launch_fuses_what_does_not_fit() -> None:
     for size, (widest, widest_out) in launch.MAX_FUSED.items():
         assert launch.can_fuse(widest, widest_out, size)
         for dim, out_dim in ((widest + 1, widest_out), (widest, widest_out + 1)):
-            order = launch.gemm_order(1000, 1000, dim, out_dim, size, False)
+            order = launch.gemm_order(1000, 1000, dim, out_dim, size, 0, False)
             assert not launch.can_fuse(dim, out_dim, size) and order is not launch.GemmOrder.FUSED
