@@ -126,10 +126,8 @@ def gemm_order(
     """
     if dim == 0 or out_dim == 0:
         return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
-    if dim >= out_dim and not keep:
-        apart, gathered, passed = GemmOrder.PROJECT, out_dim, 0  # whose kernel adds the bias
-    else:
-        apart, gathered, passed = GemmOrder.AGGREGATE, dim, 2 * passes * out_dim
+    apart = GemmOrder.PROJECT if dim >= out_dim and not keep else GemmOrder.AGGREGATE
+    gathered, passed = (out_dim, 0) if apart is GemmOrder.PROJECT else (dim, 2 * passes * out_dim)
     fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
     saved = (num_entries + 2 * num_rows) * gathered + num_rows * passed - fused
     return GemmOrder.FUSED if can_fuse(dim, out_dim, size) and saved * size >= -_LAUNCH_BYTES else apart
@@ -255,14 +253,13 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
-    few = load is Load.FEW and not scaled
     if heads > 1 and width <= 32 and not (dropout or scaled):
         if width == 16 and heads > 2 and load is Load.LONG:
             return Config(width, 32, 5, 1, rows=4, probe=probe)
-        if width == 16 and few:
+        if width == 16 and load is Load.FEW:
             return Config(width, 32, 5, 1, rows=2, registers=128)
         return Config(width, 32, 3, 1, rows=2, registers=128 if probe > 0 else None, probe=probe)
-    if width == 64 and few:
+    if width == 64 and load is Load.FEW and not scaled:
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
         return Config(width, 32, 3, 1, registers=128)
