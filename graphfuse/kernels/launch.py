@@ -249,7 +249,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
     ``rows`` is the group of heads: two of up to 32 features, four of 16 where tasks are long. Half precision
     is spared the running maximum where a step computes longer than it gathers: of the narrowest heads, and of
-    keys that are ``scaled`` values. Of five stages two steps of rows are on their way, of three one.
+    keys that are ``scaled`` values, but for two loads. Of five stages two steps of rows are on their way, of
+    three one.
     """
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
