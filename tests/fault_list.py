@@ -58,8 +58,8 @@ FAULTS = (
         "off by one in a mask",
         "the window kernel of `spmm` counts the last entry of a window twice",
         "kernels/tiles.py",
-        "mask=begin + place < end, other=0)",
-        "mask=begin + place < end + 1, other=0)",
+        "next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE)",
+        "next_bits = load_bits(row_mask_ptr, begin, end + 1, COLUMNS, SIZE)",
         _SPMM,
     ),
     Fault(

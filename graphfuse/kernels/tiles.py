@@ -196,9 +196,10 @@ def without_loop(bits, column, window):
 
 
 @triton.jit
-def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr):
-    # The row masks of one step, 0 beyond the end; loaded a step ahead, as Triton pipelines no such load.
-    offs = start + tl.arange(0, COLUMNS)
+def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr, SIZE: tl.constexpr = 16):
+    # The row masks of one step, 0 beyond the end, in the order of `places`; loaded a step ahead, as Triton
+    # pipelines no such load.
+    offs = start + places(COLUMNS, SIZE)
     return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)
 
 
@@ -212,13 +213,12 @@ def window_sum(
     # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
     bit = 1 << rows_of_product(ACC)
-    place = places(COLUMNS, x_ptr.dtype.element_ty.primitive_bitwidth)
+    SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
-    next_bits = tl.load(row_mask_ptr + begin + place, mask=begin + place < end, other=0).to(tl.int32)
+    next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-        bits = next_bits  # loaded a step ahead, as Triton pipelines no such load
-        ahead = start + COLUMNS + place
-        next_bits = tl.load(row_mask_ptr + ahead, mask=ahead < end, other=0).to(tl.int32)
+        bits = next_bits
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE).to(tl.int32)
         # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
         offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
         column = tl.load(column_ptr + offs)
@@ -228,8 +228,8 @@ def window_sum(
             scale = tl.load(col_scale_ptr + column).to(ACC)
             x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
         if WITHOUT_LOOPS:
-            if x.dtype == tl.float32:
-                column = tl.load(column_ptr + tl.minimum(start + place, end - 1))
+            if SIZE == 32:
+                column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
             bits = without_loop(bits, column, window)
         valid = (bits[None, :] & bit[:, None]) != 0
         acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
