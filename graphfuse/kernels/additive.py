@@ -17,50 +17,51 @@ from graphfuse.kernels.attention import Plan, Structure, gathered_together, wind
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, HEADS)
+#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
 #             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
 #             windows
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_merge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, HEIGHT: tl.constexpr,
-    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-    head = tl.program_id(1)
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
-    mask_dim = (offs_dim < DIM)[None, :]
-    top = tl.full((HEIGHT,), float("-inf"), dtype=ACC)
-    total = tl.zeros((HEIGHT,), dtype=ACC)
-    high = tl.zeros((HEIGHT,), dtype=ACC)
-    acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    tilt = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, PARTS * BLOCK_DIM)):
+    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    live, offs_dim = head < HEADS, tl.arange(0, BLOCK_DIM)
+    mask_own = live[:, None] & (offs_dim < DIM)[None, :]
+    top = tl.full(head.shape, float("-inf"), dtype=ACC)
+    total = tl.zeros(head.shape, dtype=ACC)
+    high = tl.zeros(head.shape, dtype=ACC)
+    acc = tl.zeros(mask_own.shape, dtype=ACC)
+    tilt = tl.zeros(mask_own.shape, dtype=ACC)
+    WIDTH: tl.constexpr = PARTS * BLOCK_DIM
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = slots_ptr + (offs_slot * HEADS + head) * 3
-        slice_top = tl.load(offs)
+        slice_top = tl.load(offs, mask=live, other=0.0)
         higher = tl.maximum(top, slice_top)
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
-        total = total * rescale + tl.load(offs + 1) * weight
+        total = total * rescale + tl.load(offs + 1, mask=live, other=0.0) * weight
         at = partial_ptr + (offs_slot * PARTS * HEADS * DIM + head * DIM)[:, None] + offs_dim[None, :]
-        acc = acc * rescale[:, None] + tl.load(at, mask=mask_dim, other=0.0) * weight[:, None]
+        acc = acc * rescale[:, None] + tl.load(at, mask=mask_own, other=0.0) * weight[:, None]
         if tilt_ptr is not None:
-            high = high * rescale + tl.load(offs + 2) * weight
-            more = tl.load(at + HEADS * DIM, mask=mask_dim, other=0.0)
+            high = high * rescale + tl.load(offs + 2, mask=live, other=0.0) * weight
+            more = tl.load(at + HEADS * DIM, mask=mask_own, other=0.0)
             tilt = tilt * rescale[:, None] + more * weight[:, None]
         top = higher
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    place, mask = rows.to(tl.int64) * HEADS + head, rows < num_rows
+    place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & live
     finish(
         out_ptr, softmax_ptr, tilt_ptr, place, mask, (place * DIM)[:, None] + offs_dim[None, :],
-        mask[:, None] & mask_dim, top, total, high, acc, tilt, DROPOUT,
+        mask[:, None] & mask_own, top, total, high, acc, tilt, DROPOUT,
     )  # fmt: skip
 
 
@@ -90,10 +91,11 @@ class Operands(NamedTuple):
 def _merge(w: Walk, shape: Shape) -> Launch | None:
     if w.num_slots == 0:
         return None
-    block, acc = launch.attention_merge(shape.dim), accumulator(shape.dtype)
-    rest = (w.num_rows, shape.heads, shape.dim, block, w.height, shape.dropout, acc)
+    (*blocks, _), groups = launch.attention_merge(shape.heads, shape.dim)
+    acc = accumulator(shape.dtype)
+    rest = (w.num_rows, shape.heads, shape.dim, *blocks, w.height, shape.dropout, acc)
     graph = (w.merges, w.row_index)
-    return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=shape.heads)
+    return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:

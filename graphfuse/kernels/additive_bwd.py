@@ -96,10 +96,10 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
 def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
     if w.num_slots == 0:
         return None
-    blocks = launch.attention_merge(shape.dim), launch.attention_merge(extra)
+    blocks, groups = launch.attention_merge(shape.heads, shape.dim, extra)
     rest = (w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height, accumulator(shape.dtype))
     graph = (w.merges, w.row_index)
-    return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=shape.heads)
+    return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:

@@ -15,37 +15,40 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, on_their_way, rows_at
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, HEADS)
+#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
 #             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
 #             row_index of windows
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_merge_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, offs_dim, offs_edge = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
-    mask_dim, mask_edge = (offs_dim < DIM)[None, :], (offs_edge < EDGE_DIM)[None, :]
-    top = tl.full((HEIGHT,), float("-inf"), dtype=ACC)
-    total = tl.zeros((HEIGHT,), dtype=ACC)
-    acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    edge_acc = tl.zeros((HEIGHT, BLOCK_EDGE), dtype=ACC)
+    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    live = head < HEADS
+    offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
+    mask_dim = live[:, None] & (offs_dim < DIM)[None, :]
+    mask_edge = live[:, None] & (offs_edge < EDGE_DIM)[None, :]
+    top = tl.full(head.shape, float("-inf"), dtype=ACC)
+    total = tl.zeros(head.shape, dtype=ACC)
+    acc = tl.zeros(mask_dim.shape, dtype=ACC)
+    edge_acc = tl.zeros(mask_edge.shape, dtype=ACC)
     WIDTH: tl.constexpr = BLOCK_DIM + (BLOCK_EDGE if EDGE_DIM > 0 else 0)
-    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, WIDTH)):
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = offs_slot * HEADS + head
-        slice_top = tl.load(slots_ptr + offs * 2)
+        slice_top = tl.load(slots_ptr + offs * 2, mask=live, other=0.0)
         higher = tl.maximum(top, slice_top)
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
-        total = total * rescale + tl.load(slots_ptr + offs * 2 + 1) * weight
+        total = total * rescale + tl.load(slots_ptr + offs * 2 + 1, mask=live, other=0.0) * weight
         at = partial_ptr + (offs_slot * HEADS * (DIM + EDGE_DIM) + head * DIM)[:, None] + offs_dim[None, :]
         acc = acc * rescale[:, None] + tl.load(at, mask=mask_dim, other=0.0) * weight[:, None]
         if EDGE_DIM > 0:
@@ -56,13 +59,13 @@ def _attention_merge_kernel(
     norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     offs_out = rows.to(tl.int64) * HEADS + head
-    mask_row = (rows < num_rows)[:, None]
-    store_softmax(softmax_ptr, offs_out, rows < num_rows, top, total)
+    mask_row = rows < num_rows
+    store_softmax(softmax_ptr, offs_out, mask_row & live, top, total)
     at = out_ptr + offs_out[:, None] * DIM + offs_dim[None, :]
-    tl.store(at, (acc * norm).to(out_ptr.dtype.element_ty), mask=mask_row & mask_dim)
+    tl.store(at, (acc * norm).to(out_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_dim)
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]
-        tl.store(at, (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty), mask=mask_row & mask_edge)
+        tl.store(at, (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_edge)
 
 
 class Shape(NamedTuple):
@@ -135,10 +138,10 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         main = Launch(attention_row_kernel, programs, config.warps, graph, rest, groups=groups)
     merge = None
     if w.num_slots > 0:
-        blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
+        blocks, groups = launch.attention_merge(heads, dim, edge_dim)
         rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
         graph = (w.merges, w.row_index)
-        merge = Launch(_attention_merge_kernel, w.merges.size(0), 4, graph, rest, groups=heads)
+        merge = Launch(_attention_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
     return Plan(main, merge)
 
 

@@ -31,7 +31,14 @@ from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, on_their_way, product_of_rows, rows_and_heads, rows_at
+from graphfuse.kernels.tiles import (
+    load_task,
+    on_their_way,
+    product_of_rows,
+    rows_and_heads,
+    rows_at,
+    rows_by_heads,
+)
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
@@ -62,51 +69,53 @@ def _attention_delta_kernel(
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, HEADS)
+#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
 #             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
-    task, head = tl.program_id(0), tl.program_id(1)
-    partial_ptr += head * DIM
+    task = tl.program_id(0)
     _merge(
-        first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM, WIDTH,
-        HEIGHT, ACC,
+        first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
+        BLOCK_DIM, WIDTH, HEIGHT, ACC,
     )  # fmt: skip
     partial_ptr += HEADS * DIM
     if second_ptr is not None:
         _merge(
-            second_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, DIM, BLOCK_DIM,
-            WIDTH, HEIGHT, ACC,
+            second_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
+            BLOCK_DIM, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
+        partial_ptr += HEADS * DIM
     if third_ptr is not None:
-        partial_ptr += head * (EDGE_DIM - DIM)
         _merge(
-            third_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS, EDGE_DIM,
+            third_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, EDGE_DIM, BLOCK_HEADS,
             BLOCK_EDGE, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _merge(
-    out_ptr, partial_ptr, merges_ptr, row_index_ptr, task, head, num_rows, HEADS: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    out_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     window, begin, count, _ = load_task(merges_ptr, task)
-    inner, offs_dim = tl.arange(0, HEIGHT), tl.arange(0, BLOCK_DIM)
-    mask_dim = (offs_dim < DIM)[None, :]
-    acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(begin, begin + count, num_stages=on_their_way(HEIGHT, BLOCK_DIM)):
+    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask = (head < HEADS)[:, None] & (offs_dim < DIM)[None, :]
+    offs_own = head[:, None] * DIM + offs_dim[None, :]
+    acc = tl.zeros(mask.shape, dtype=ACC)
+    for slot in tl.range(begin, begin + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, BLOCK_DIM)):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
-        acc += tl.load(partial_ptr + offs[:, None] + offs_dim[None, :], mask=mask_dim, other=0.0)
+        acc += tl.load(partial_ptr + offs[:, None] + offs_own, mask=mask, other=0.0)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    offs = (rows.to(tl.int64)[:, None] * HEADS + head) * DIM + offs_dim[None, :]
-    tl.store(out_ptr + offs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask_dim)
+    offs = rows.to(tl.int64)[:, None] * (HEADS * DIM) + offs_own
+    tl.store(out_ptr + offs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask)
 
 
 class Saved(NamedTuple):
@@ -146,10 +155,10 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     merge = None
     if w.num_slots > 0:
         edge_dim = 0 if transposed else edge_dim
-        blocks = launch.attention_merge(dim), launch.attention_merge(edge_dim)
+        blocks, groups = launch.attention_merge(heads, dim, edge_dim)
         rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
         graph = (w.merges, w.row_index)
-        merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=heads)
+        merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
     return Plan(main, merge)
 
 

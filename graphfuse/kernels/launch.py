@@ -296,9 +296,15 @@ def attention_group(heads: int, dim: int) -> int:
     return 2 if heads > 1 and dim <= 16 else 1
 
 
-def attention_merge(dim: int) -> int:
-    """Columns of the merge kernels of attention."""
-    return power_of_two(dim, 16)
+@functools.cache
+def attention_merge(heads: int, dim: int, edge_dim: int = 0) -> tuple[tuple[int, int, int], int]:
+    """Of the merge kernels of attention the heads, features and numbers of an edge a program takes, and groups.
+
+    A slice of several narrow heads is read as one piece, of up to 128 features.
+    """
+    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim, 16)
+    block_heads = min(power_of_two(heads), 4, max(1, 128 // max(block_dim, block_edge)))
+    return (block_heads, block_dim, block_edge), -(-heads // block_heads)
 
 
 @functools.cache

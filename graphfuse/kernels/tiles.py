@@ -40,6 +40,13 @@ def on_their_way(height, width):
 
 
 @triton.jit
+def rows_by_heads(HEIGHT: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    # The rows of a slice and the heads of a program, flat: all heads of a row lie side by side in memory.
+    place = tl.arange(0, HEIGHT * BLOCK_HEADS)
+    return place // BLOCK_HEADS, tl.program_id(1) * BLOCK_HEADS + place % BLOCK_HEADS
+
+
+@triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
     # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first
     # edge, end, slot or -1, and whether this is a long row, whose slices were listed as tasks.
