@@ -4,9 +4,10 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
+    own_of_flat,
+    side_by_side,
     columns_last,
     flat,
-    flat_tile,
     gather,
     group_tile,
     in_place,
@@ -154,23 +155,22 @@ def attention_bwd_window_kernel(
         first = dot(flat(ds.to(other.dtype), GROUP), other, first, ACC)
         if TRANSPOSED:
             second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)
-    first *= SCALE
-    rows, inner, heads, offs_dim, mask_own = flat_tile(
-        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
-    )
+    first = own_of_flat(first * SCALE, GROUP)
+    second = own_of_flat(second, GROUP)
+    out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
             PARTS: tl.constexpr = 2 if TRANSPOSED else 1
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * PARTS * DIM
-            offs_slot = offs_slot[:, None] + offs_dim[None, :]
-            tl.store(partial_ptr + offs_slot, first, mask=mask_own)
+            offs_slot = (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (HEADS * PARTS * DIM)
+            at = partial_ptr + offs_slot[:, None] + offs_out[None, :]
+            tl.store(at, first, mask=mask_out[None, :])
             if TRANSPOSED:
-                tl.store(partial_ptr + offs_slot + HEADS * DIM, second, mask=mask_own)
+                tl.store(at + HEADS * DIM, second, mask=mask_out[None, :])
     if whole:
-        mask_own = mask_own & (rows < num_rows)[:, None]
-        offs_out = (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
-        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask_own)
+        mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
+        at_out = (out_rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_out[None, :]
+        tl.store(first_ptr + at_out, first.to(first_ptr.dtype.element_ty), mask=mask_rows)
         if TRANSPOSED:
-            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask_own)
+            tl.store(second_ptr + at_out, second.to(second_ptr.dtype.element_ty), mask=mask_rows)

@@ -63,6 +63,32 @@ def flat(x, GROUP: tl.constexpr):
 
 
 @triton.jit
+def own_of_flat(x, GROUP: tl.constexpr):
+    # Of flat sums [GROUP * 16, GROUP * features] what is a row's own, side by side: [16, GROUP * features]. The
+    # compiler knows which register holds what, so that the rest, which nobody reads, is not even computed.
+    if GROUP > 1:
+        height: tl.constexpr = x.shape[0] // GROUP
+        width: tl.constexpr = x.shape[1]
+        bits = x.to(tl.int32, bitcast=True) if x.dtype == tl.float32 else x.to(tl.int64, bitcast=True)
+        bits = bits.reshape(GROUP, height, width)
+        mine = tl.arange(0, GROUP)[:, None, None] == (tl.arange(0, width) // (width // GROUP))[None, None, :]
+        x = tl.reduce(tl.where(mine, bits, 0), 0, either).to(x.dtype, bitcast=True)
+    return x
+
+
+@triton.jit
+def side_by_side(
+    row_index_ptr, window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    # Of a tile [16, GROUP * BLOCK_DIM]: the rows of a window, where the features stand in a row of all heads, and
+    # which of them exist.
+    offs = tl.arange(0, GROUP * BLOCK_DIM)
+    heads, dim = head + offs // BLOCK_DIM, offs % BLOCK_DIM
+    return rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)), heads * DIM + dim, (heads < HEADS) & (dim < DIM)
+
+
+@triton.jit
 def flat_tile(
     row_index_ptr, window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
