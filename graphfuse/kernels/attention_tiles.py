@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import as_scores, nothing, rows_at, without_loop
+from graphfuse.kernels.tiles import as_scores, nothing, rows_at, rows_of_product, without_loop
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -204,6 +204,34 @@ def numbers_of_columns(x_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.const
         at = x_ptr + column.to(tl.int64)[None, :] * HEADS + (head + g)
         numbers += (tl.load(at, mask=mask),)
     return numbers
+
+
+@triton.jit
+def numbers_of_group(x_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # x[column, head + ..] of GROUP heads, as a tile
+    heads = head
+    if GROUP > 1:
+        heads = head + tl.arange(0, GROUP)[:, None, None]
+    mask = None if HEADS % GROUP == 0 else heads < HEADS
+    return tl.load(x_ptr + of_columns(column, GROUP).to(tl.int64) * HEADS + heads, mask=mask)
+
+
+@triton.jit
+def rows_of_scores(row_index_ptr, window, GROUP: tl.constexpr, ACC: tl.constexpr):
+    # The rows of a window where tensor cores leave scores of them.
+    row = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
+    if GROUP > 1:
+        row = row[None, :, :]
+    return row
+
+
+@triton.jit
+def held_flat(total, seen, GROUP: tl.constexpr):
+    # Whether it was, for all heads: no weight overflowed, and those of a row with edges are not all tiny.
+    some = (tl.reduce(seen, 0, either) >> (tl.arange(0, GROUP * 16) % 16)) & 1
+    empty = (total == 0) & (some == 0)
+    good = ((total >= 2.0**-6) & (total <= 2.0**30)) | empty  # NaN is neither
+    return tl.min(tl.where(good, 1, 0))
 
 
 @triton.jit

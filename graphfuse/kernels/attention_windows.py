@@ -5,37 +5,35 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
-    eight_times,
+    columns_last,
     first_part,
+    flat,
     gather,
+    group_tile,
     head_of_tile,
-    held,
+    held_flat,
     in_place,
     inverse,
     kept,
     key_of,
     load_columns,
     load_numbers,
-    numbers_of_columns,
+    load_own,
+    numbers_of_group,
+    of_columns,
     of_copy,
+    own_of_flat,
     rate_of,
     resident,
+    rows_of_scores,
     shift_of,
+    side_by_side,
     signed,
     store_softmax,
     tame,
     window_step,
 )
-from graphfuse.kernels.tiles import (
-    as_scores,
-    dot,
-    finite,
-    load_bits,
-    load_task,
-    nothing,
-    rows_at,
-    rows_of_product,
-)
+from graphfuse.kernels.tiles import as_scores, dot, finite, load_bits, load_task, rows_at
 
 
 @triton.jit
@@ -98,117 +96,109 @@ def one_row(
 
 
 @triton.jit
-def no_edges(WIDTH: tl.constexpr, ACC: tl.constexpr):
-    # softmax and sums of a head that has seen none
-    top = tl.full((16,), float("-inf"), dtype=ACC)
-    return top, tl.zeros((16,), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC)
+def no_edges(GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr):
+    # Softmax and sums of heads that have seen none: maxima [16], of several heads [GROUP, 16], and flat sums.
+    HEADS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
+    top = tl.full(HEADS, float("-inf"), dtype=ACC)
+    total = tl.zeros((GROUP * 16,), dtype=ACC)
+    return top, total, tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
 
 
 @triton.jit
-def of_loop(
-    k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, place, q, num_rows, with_loop,
+def of_loops(
+    k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, q, num_rows, with_loop,
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    # Of one head, where the softmax and its sums begin: at the loops of the rows, in the first slice.
-    top, total, acc = no_edges(PAIR * BLOCK_DIM, ACC)
+    # Where softmax and sums begin: at the loops of the rows, in the first slice.
+    top, total, acc = no_edges(GROUP, BLOCK_DIM, ACC)
     if LOOPS:
-        rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
-        mask, offs_row = with_loop & (rows < num_rows), rows.to(tl.int64)[:, None]
-        mask_own = mask[:, None] & own[None, :]
-        k = tl.load(k_ptr + offs_row * K_STRIDE + offs_dim[None, :], mask=mask_own, other=0.0)
-        score = tl.sum(q.to(ACC) * k.to(ACC), 1)
+        rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
+        mask = with_loop & (rows < num_rows) & (heads < HEADS)
+        at = k_ptr + rows.to(tl.int64) * K_STRIDE + (heads * DIM + dim)
+        k = tl.load(at, mask=mask & (dim < DIM), other=0.0)
+        score = tl.sum(q.to(ACC) * k.to(ACC), len(k.shape) - 1, keep_dims=True)
         if key_scale_ptr is not None:
-            score *= load_numbers(key_scale_ptr, rows, head + place, mask & (head + place < HEADS), HEADS)
-        top = tl.where(with_loop, score, top)
-        total = tl.where(with_loop, 1.0 + top * 0, total)  # NaN if the score is no number
-        acc = tl.load(v_ptr + offs_row * V_STRIDE + offs_dim[None, :], mask=mask_own, other=0.0).to(ACC)
+            score *= load_numbers(key_scale_ptr, rows, heads, mask, HEADS)
+        top = tl.where(with_loop, score.reshape(top.shape), top)
+        total = tl.where(with_loop, 1.0 + flat(top, GROUP) * 0, total)  # NaN if the score is no number
+        acc = load_own(
+            v_ptr, row_index_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
+        ).to(ACC)
         if DROPOUT > 0:
-            own_key = key_of(seed_ptr, rows, head + place, False)
-            acc *= kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0)[:, None]
+            own_key = key_of(seed_ptr, rows, heads, False)
+            keeps = kept(own_key, key_of(seed_ptr, rows, 0, True), DROPOUT, 1.0)
+            acc *= flat(keeps.reshape(top.shape), GROUP)[:, None]
     return top, total, acc
 
 
 @triton.jit
 def attend(
     row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window, begin,
-    end, head, q, own_key, states, FIXED: tl.constexpr, K_STRIDE: tl.constexpr,
-    V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    end, head, q, own_key, state, FIXED: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Goes on with the softmax and the sums of each head, (top, total, acc), over the entries [begin, end) of
-    # a window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that
-    # was good enough is for `held` to say, from `total` and from `seen`, the rows of all entries.
+    # Goes on with softmax and sums, (top, total, acc), over the entries [begin, end) of a window. FIXED: `top`,
+    # or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough is for
+    # `held` to say, from `total` and from `seen`, the rows of all entries.
     RATE: tl.constexpr = rate_of(SCALE)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(v_ptr.dtype.element_ty)
-    running, shifts = nothing(), nothing()
-    for g in tl.static_range(GROUP):
-        running += ((states[g][0], eight_times(states[g][1]), states[g][2]),)
-        shifts += (tl.expand_dims(shift_of(states[g][0]) * RATE, 1),)
+    top, total, acc = state
+    total = tl.broadcast_to(total[:, None], (GROUP * 16, 8))  # a product with ones adds to it
+    AXIS: tl.constexpr = len(top.shape)
+    fixed = tl.expand_dims(shift_of(top) * RATE, AXIS)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
-        scale = numbers_of_columns(key_scale_ptr, first_columns, head, HEADS, GROUP)
+        scale = numbers_of_group(key_scale_ptr, first_columns, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         if FIXED:
             seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
-        other_key = None
-        if DROPOUT > 0:
-            other_key = of_copy(key_of(seed_ptr, column[None, :], 0, True), copy[None, :])
-        keys, values = nothing(), nothing()
-        for pair in tl.static_range(GROUP // PAIR):
-            first = head + pair * PAIR
-            keys += (gather(k_ptr, column, first, K_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
-            if key_scale_ptr is None:
-                values += (gather(v_ptr, column, first, V_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
-        new_states = nothing()
-        for g in tl.static_range(GROUP):
-            k = keys[g // PAIR]
-            v = k if key_scale_ptr is not None else values[g // PAIR]
-            s = dot(q[g], tl.trans(k), outside, ACC)
-            rate = RATE
-            if key_scale_ptr is not None:
-                # A maximum over columns wants the factor where scores stand; else Triton brings it there.
-                if FIXED:
-                    rate *= scale[g]
-                else:
-                    s *= as_scores(scale[g], 1, ACC)
-            top, total, acc = running[g]
-            if FIXED:
-                p = tl.exp2(s * rate - shifts[g])
-            else:
-                higher = tl.maximum(top, tl.max(s, 1))
-                shift = shift_of(higher) * RATE
-                p = tl.exp2(s * RATE - shift[:, None])
-                rescale = tl.exp2(top * RATE - shift)[:, None]
-                top, total, acc = higher, total * rescale, acc * rescale
-            weight = p.to(v.dtype)  # what is summed is what values are multiplied with: it adds up to 1
-            total = dot(weight, ones, total, ACC)
-            if DROPOUT > 0:
-                weight = (p * kept(own_key[g], in_place(other_key), DROPOUT, 1.0)).to(v.dtype)
-            new_states += ((top, total, dot(weight, v, acc, ACC)),)
+        k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
+        v = k
+        if key_scale_ptr is None:
+            v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
+        s = dot(q, columns_last(k, GROUP), outside, ACC)
+        rate = RATE
         if key_scale_ptr is not None:
-            scale = numbers_of_columns(key_scale_ptr, ahead, head, HEADS, GROUP)
-            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
-        running = new_states
-    new_states = nothing()
-    for g in tl.static_range(GROUP):
-        top, total, acc = running[g]
-        total = tl.max(total, 1)
+            # A maximum over columns wants the factor where scores stand; else Triton brings it there.
+            if FIXED:
+                rate *= scale
+            else:
+                s *= as_scores(scale, GROUP, ACC)
         if FIXED:
-            top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
-        new_states += ((top, total, acc),)
-    return new_states, seen
+            p = tl.exp2(s * rate - fixed)
+        else:
+            higher = tl.maximum(top, tl.max(s, AXIS))
+            shift = shift_of(higher) * RATE
+            p = tl.exp2(s * RATE - tl.expand_dims(shift, AXIS))
+            rescale = flat(tl.exp2(top * RATE - shift), GROUP)[:, None]
+            top, total, acc = higher, total * rescale, acc * rescale
+        weight = flat(p.to(v.dtype), GROUP)  # what is summed is what values are multiplied with
+        total = dot(weight, ones, total, ACC)
+        if DROPOUT > 0:
+            other_key = of_copy(key_of(seed_ptr, of_columns(column, GROUP), 0, True), of_columns(copy, GROUP))
+            p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
+            weight = flat(p.to(v.dtype), GROUP)
+        acc = dot(weight, v, acc, ACC)
+        if key_scale_ptr is not None:
+            scale = numbers_of_group(key_scale_ptr, ahead, head, HEADS, GROUP)
+            ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
+    total = tl.max(total, 1)
+    if FIXED:
+        top = tl.where(total.reshape(top.shape) == 0, float("-inf"), shift_of(top))  # NaN is not 0
+    return (top, total, acc), seen
 
 
 @triton.jit
@@ -233,6 +223,35 @@ def store_rows(
         tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own[None, :] & (rows < num_rows)[:, None])
 
 
+@triton.jit
+def store_group(
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top, total, acc,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    # Rows of a group of heads, or of a slice their places in its slot.
+    rows, offs_dim, mask_dim = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    place = tl.arange(0, GROUP * 16)
+    heads, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
+    top *= rate_of(SCALE) / LOG2_E
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            at = slots_ptr + ((slot.to(tl.int64) * 16 + place % 16) * HEADS + heads) * 2
+            tl.store(at, top, mask=heads < HEADS)
+            tl.store(at + 1, total, mask=heads < HEADS)
+            at_sum = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (HEADS * DIM))[:, None]
+            tl.store(at_sum + offs_dim[None, :], acc, mask=mask_dim[None, :])
+    if whole:
+        mask = (its_row < num_rows) & (heads < HEADS)
+        store_softmax(softmax_ptr, its_row.to(tl.int64) * HEADS + heads, mask, top, total)
+        norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
+        out = acc * own_of_flat(tl.broadcast_to(norm, (GROUP * 16, GROUP * BLOCK_DIM)), GROUP)
+        at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
+        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask_dim[None, :])
+
+
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
 #   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
@@ -250,7 +269,7 @@ def attention_window_kernel(
     out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
     copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, PROBE: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -260,75 +279,58 @@ def attention_window_kernel(
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + window)
-    q, own_key, states = nothing(), nothing(), nothing()
-    for g in tl.static_range(GROUP):
-        rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, g, HEADS, DIM, PAIR, BLOCK_DIM)
-        at = q_ptr + rows.to(tl.int64)[:, None] * Q_STRIDE + offs_dim[None, :]
-        row = tl.load(at, mask=(rows < num_rows)[:, None] & own[None, :], other=0.0)
-        q += (resident(signed(row, SCALE), 1, WARPS, ACC),)
-        if DROPOUT > 0:
-            places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
-            own_key += (key_of(seed_ptr, places, head + g, False),)
-        # What a loop leaves behind has to exist before it, for Triton.
-        states += (no_edges(PAIR * BLOCK_DIM, ACC),)
+    rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
+    mask = (rows < num_rows) & (heads < HEADS) & (dim < DIM)
+    at = q_ptr + rows.to(tl.int64) * Q_STRIDE + (heads * DIM + dim)
+    q = resident(signed(tl.load(at, mask=mask, other=0.0), SCALE), GROUP, WARPS, ACC)
+    own_key = None
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows_of_scores(row_index_ptr, window, GROUP, ACC), heads, False)
+    state = no_edges(GROUP, BLOCK_DIM, ACC)  # what a loop leaves behind has to exist before it, for Triton
     # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
     # too small or too large, all is done once more, with a running maximum to the end.
     middle = first_part(begin, end, PROBE)
     todo = 1
     while todo > 0:
         todo = 0
-        states = nothing()
-        for g in tl.static_range(GROUP):
-            states += (
-                of_loop(
-                    k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, g, q[g], num_rows,
-                    with_loop, K_STRIDE, V_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT, LOOPS, ACC,
-                ),
-            )  # fmt: skip
-        states, _ = attend(
+        state = of_loops(
+            k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, q, num_rows, with_loop,
+            K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, DROPOUT, LOOPS, ACC,
+        )  # fmt: skip
+        state, _ = attend(
             row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
-            begin, middle, head, q, own_key, states, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, PAIR,
-            BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+            begin, middle, head, q, own_key, state, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM,
+            COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                good = tame(states[0][0], RATE)
-                for g in tl.static_range(1, GROUP):
-                    good &= tame(states[g][0], RATE)
-                done = tl.min(good)
+                done = tl.min(tame(state[0], RATE))
                 if done > 0:
-                    states, seen = attend(
+                    state, seen = attend(
                         row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
-                        seed_ptr, window, middle, end, head, q, own_key, states, True, K_STRIDE, V_STRIDE,
-                        HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+                        seed_ptr, window, middle, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE,
+                        HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-                    done = held(states, seen, GROUP)
+                    done = held_flat(state[1], seen, GROUP)
                 todo = 1 - done
                 middle = end
+    top, total, acc = state
+    top, acc = flat(top, GROUP), own_of_flat(acc, GROUP)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    numbers = states[0][2]
-    for g in tl.static_range(1, GROUP):
-        numbers += states[g][2] * 0
-    inner = tl.arange(0, 16)
-    if finite(numbers):
-        for g in tl.static_range(GROUP):
-            rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, g, HEADS, DIM, PAIR, BLOCK_DIM)
-            top, total, acc = states[g]
-            store_rows(
-                out_ptr, softmax_ptr, partial_ptr, slots_ptr, rows, inner, slot, num_rows, head + g, offs_dim,
-                own, top, total, acc, HEADS, DIM, SCALE, DROPOUT,
-            )  # fmt: skip
+    if finite(acc):
+        store_group(
+            out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top,
+            total, acc, HEADS, DIM, GROUP, BLOCK_DIM, SCALE, DROPOUT,
+        )  # fmt: skip
     else:
         for place in tl.range(0, GROUP * 16):
-            _, offs_dim, own = head_of_tile(
-                row_index_ptr, window, head, place // 16, HEADS, DIM, PAIR, BLOCK_DIM
-            )
+            _, offs_dim, own = head_of_tile(row_index_ptr, window, head, place // 16, HEADS, DIM, 1, BLOCK_DIM)
             its_place = tl.zeros((1,), dtype=tl.int32) + place % 16
             its_row = rows_at(row_index_ptr, window * 16 + place % 16)
             its_top, its_total, its_acc = one_row(
                 q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
                 num_rows, its_row, place % 16, head + place // 16, with_loop, offs_dim, own, Q_STRIDE,
-                K_STRIDE, V_STRIDE, HEADS, 512 // (PAIR * BLOCK_DIM), RATE, SCALE, DROPOUT, LOOPS, ACC,
+                K_STRIDE, V_STRIDE, HEADS, 512 // BLOCK_DIM, RATE, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             store_rows(
                 out_ptr, softmax_ptr, partial_ptr, slots_ptr, tl.zeros_like(its_place) + its_row, its_place,

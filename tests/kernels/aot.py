@@ -225,7 +225,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "EDGE_DIM": edge_dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
-                "PAIR": gathered_together(config),
+                
                 "BLOCK_DIM": config.block_dim,
                 "BLOCK_EDGE": config.block_out,
                 "COLUMNS": config.step,
@@ -284,7 +284,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
-                "PAIR": gathered_together(config),
+                
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
