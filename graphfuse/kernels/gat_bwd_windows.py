@@ -8,7 +8,6 @@ from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     columns_last,
     flat,
-    flat_tile,
     gather,
     group_tile,
     in_place,
@@ -18,11 +17,13 @@ from graphfuse.kernels.attention_tiles import (
     load_own,
     of_columns,
     of_copy,
+    own_of_flat,
     resident,
+    side_by_side,
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task
+from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, rows_at
 
 
 @triton.jit
@@ -105,20 +106,22 @@ def gat_bwd_window_kernel(
         du = slope(p, dp, delta, False) * leaky_slope(u, SLOPE)
         d_own += tl.sum(du, -1)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
-    d_own = flat(d_own, GROUP)
-    rows, inner, heads, offs_dim, mask_own = flat_tile(
-        row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM
-    )
+    d_own, dx = flat(d_own, GROUP), own_of_flat(dx, GROUP)
+    out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
+    place = tl.arange(0, GROUP * 16)
+    its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS * (DIM + 1)
-            tl.store(partial_ptr + offs_slot[:, None] + offs_dim[None, :], dx, mask=mask_own)
-            tl.store(partial_ptr + offs_slot + HEADS * DIM + heads, d_own, mask=heads < HEADS)
+            WIDTH: tl.constexpr = HEADS * (DIM + 1)
+            at = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * WIDTH)[:, None]
+            tl.store(at + offs_out[None, :], dx, mask=mask_out[None, :])
+            at_own = partial_ptr + (slot.to(tl.int64) * 16 + place % 16) * WIDTH + (HEADS * DIM + its_head)
+            tl.store(at_own, d_own, mask=its_head < HEADS)
     if whole:
-        mask_row = rows < num_rows
-        at = dx_ptr + (rows.to(tl.int64) * HEADS * DIM)[:, None] + offs_dim[None, :]
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_own & mask_row[:, None])
-        at = d_a_src_ptr + rows.to(tl.int64) * HEADS + heads
-        tl.store(at, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_row & (heads < HEADS))
+        at = dx_ptr + (out_rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_out[None, :]
+        mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows)
+        at_own = d_a_src_ptr + its_row.to(tl.int64) * HEADS + its_head
+        tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=(its_row < num_rows) & (its_head < HEADS))

@@ -232,6 +232,17 @@ def in_range(own, top):
 
 
 @triton.jit
+def own_features(states, FIELD: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr):
+    # Of the sums [16, PAIR * features] of each head of a pair one tile, in which each has its own features. The
+    # compiler knows which register holds what: the rest, which nobody reads, is not even computed.
+    tile = states[FIRST][FIELD]
+    for place in tl.static_range(1, PAIR):
+        mine = tl.arange(0, tile.shape[1]) >= place * (tile.shape[1] // PAIR)
+        tile = tl.where(mine[None, :], states[FIRST + place][FIELD], tile)
+    return tile
+
+
+@triton.jit
 def store_head(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head,
     place, top, total, high, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
@@ -336,15 +347,19 @@ def gat_window_kernel(
                 todo = 1 - done
                 middle = end
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    numbers = states[0][3]
-    for g in tl.static_range(1, GROUP):
-        numbers += states[g][3] * 0
+    sums, tilts = nothing(), nothing()
+    for pair in tl.static_range(GROUP // PAIR):
+        sums += (own_features(states, 3, pair * PAIR, PAIR),)
+        tilts += (own_features(states, 4, pair * PAIR, PAIR),)
+    numbers = sums[0]
+    for pair in tl.static_range(1, GROUP // PAIR):
+        numbers += sums[pair] * 0
     if finite(numbers):
         for g in tl.static_range(GROUP):
-            top, total, high, acc, tilt = states[g]
             store_head(
                 out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows,
-                head, g, top, total, high, acc, tilt, HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT,
+                head, g, states[g][0], states[g][1], states[g][2], sums[g // PAIR], tilts[g // PAIR], HEADS,
+                DIM, PAIR, BLOCK_DIM, DROPOUT,
             )  # fmt: skip
     else:
         for place in tl.range(0, GROUP):

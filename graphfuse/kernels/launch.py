@@ -255,11 +255,12 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     width, group = power_of_two(dim, 16), attention_group(heads, dim)
     probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
     if heads > 1 and width <= 32 and not (dropout or scaled):
-        if width == 16 and heads > 2 and load is Load.LONG:
-            return Config(width, 32, 5, 1, rows=4, probe=probe)
-        if width == 16 and load is Load.FEW:
-            return Config(width, 32, 5, 1, rows=2, registers=128)
-        return Config(width, 32, 3, 1, rows=2, registers=128 if probe > 0 else None, probe=probe)
+        group, long = 4 if width == 16 and heads > 2 else 2, load is Load.LONG
+        registers = 168 if long or group == 4 else 128
+        stages = 3 if long and width == 32 else 5
+        return Config(
+            width, 32, stages, 1, rows=group, registers=registers, probe=64 if long and size == 2 else 0
+        )
     if width == 64 and load is Load.FEW and not scaled:
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
@@ -296,15 +297,35 @@ def attention_group(heads: int, dim: int) -> int:
     return 2 if heads > 1 and dim <= 16 else 1
 
 
-@functools.cache
-def attention_merge(heads: int, dim: int, edge_dim: int = 0) -> tuple[tuple[int, int, int], int]:
-    """Of the merge kernels of attention the heads, features and numbers of an edge a program takes, and groups.
+class Merge(NamedTuple):
+    """How the slices of windows or rows are joined."""
 
-    A slice of several narrow heads is read as one piece, of up to 128 features.
-    """
+    block_heads: int  # heads a program takes
+    block_dim: int
+    block_edge: int
+    slices: int  # that are on their way: a hub has hundreds, and one after the other each would wait for memory
+    groups: int  # of heads
+
+
+@functools.cache
+def attention_merge(num_merges: int, height: int, heads: int, dim: int, edge_dim: int = 0) -> Merge:
+    """Merge kernels of attention: a slice of narrow heads is read as one piece, of up to four and 128 features."""
     block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim, 16)
     block_heads = min(power_of_two(heads), 4, max(1, 128 // max(block_dim, block_edge)))
-    return (block_heads, block_dim, block_edge), -(-heads // block_heads)
+    groups = -(-heads // block_heads)
+    width = block_heads * (block_dim + (block_edge if edge_dim > 0 else 0))
+    return Merge(
+        block_heads, block_dim, block_edge, slices_ahead(num_merges * groups, height * width), groups
+    )
+
+
+def slices_ahead(num_programs: int, elements: int) -> int:
+    """Slices of so many float32 that a merge has on their way, 32 KB at most.
+
+    More than four cost merges of two slices what they bring the others; where programs are few, a hub is
+    what they wait for.
+    """
+    return max(1, min(8 if num_programs <= _FULL // 16 else 4, 8192 // elements))
 
 
 @functools.cache

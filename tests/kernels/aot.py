@@ -32,7 +32,7 @@ from graphfuse.kernels import (
     sddmm,
     spmm,
 )
-from graphfuse.kernels.attention import gathered_together
+from graphfuse.kernels.additive import gathered_together
 from graphfuse.kernels.launch import Config, Load
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_nodes import (
@@ -151,6 +151,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
             "ROWS": config.rows,
             "STAGES": config.stages,
             "LOOPS": int("loop_weight_ptr" in operands),
+            "SLICES": launch.slices_ahead(1, height * config.block_dim),
             "HEIGHT": height,
             "RELU": True,
             "ACC": tl.float32,
@@ -225,7 +226,6 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "EDGE_DIM": edge_dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
-                
                 "BLOCK_DIM": config.block_dim,
                 "BLOCK_EDGE": config.block_out,
                 "COLUMNS": config.step,
@@ -284,7 +284,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
-                
+                "PAIR": gathered_together(config),
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "EDGES": config.step,
