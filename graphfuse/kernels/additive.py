@@ -17,7 +17,7 @@ from graphfuse.kernels.attention import Plan, Structure, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -29,7 +29,7 @@ from graphfuse.kernels.tiles import load_task, rows_at, rows_by_heads
 def _additive_merge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    SLICES: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
@@ -41,7 +41,8 @@ def _additive_merge_kernel(
     high = tl.zeros(head.shape, dtype=ACC)
     acc = tl.zeros(mask_own.shape, dtype=ACC)
     tilt = tl.zeros(mask_own.shape, dtype=ACC)
-    for slot in tl.range(first, first + count, num_stages=SLICES):
+    WIDTH: tl.constexpr = PARTS * BLOCK_DIM
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = slots_ptr + (offs_slot * HEADS + head) * 3
         slice_top = tl.load(offs, mask=live, other=0.0)
@@ -92,16 +93,13 @@ def gathered_together(config: launch.Config) -> int:
     return min(config.rows, max(1, 64 // config.block_dim))
 
 
-def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
+def _merge(w: Walk, shape: Shape) -> Launch | None:
     if w.num_slots == 0:
         return None
-    num_merges, acc = w.merges.size(0), accumulator(shape.dtype)
-    # the tilt is as wide as the sums, so each program reads twice as much
-    found = launch.attention_merge(num_merges, w.height * (1 + tilted), shape.heads, shape.dim)
-    rest = (w.num_rows, shape.heads, shape.dim, found.block_heads, found.block_dim, found.slices)
-    rest += (w.height, shape.dropout, acc)
-    graph = (w.merges, w.row_index)
-    return Launch(_additive_merge_kernel, num_merges, 4, graph, rest, groups=found.groups)
+    block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim)
+    graph, groups, acc = (w.merges, w.row_index), -(-shape.heads // block_heads), accumulator(shape.dtype)
+    rest = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height, shape.dropout, acc)
+    return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
@@ -135,7 +133,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge(w, shape, tilted))
+    return Plan(main, _merge(w, shape))
 
 
 def additive_fwd(

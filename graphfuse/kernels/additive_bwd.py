@@ -96,11 +96,10 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
 def _merge_gradients(w: Walk, shape: Shape, extra: int) -> Launch | None:
     if w.num_slots == 0:
         return None
-    num_merges = w.merges.size(0)
-    *blocks, groups = launch.attention_merge(num_merges, w.height, shape.heads, shape.dim, extra)
+    blocks = launch.attention_merge(shape.heads, shape.dim, extra)
     rest = (w.num_rows, shape.heads, shape.dim, extra, *blocks, w.height, accumulator(shape.dtype))
-    graph = (w.merges, w.row_index)
-    return Launch(attention_bwd_merge_kernel, num_merges, 4, graph, rest, groups=groups)
+    graph, groups = (w.merges, w.row_index), -(-shape.heads // blocks[0])
+    return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:

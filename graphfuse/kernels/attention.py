@@ -15,7 +15,7 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -27,8 +27,8 @@ from graphfuse.kernels.tiles import load_task, rows_at, rows_by_heads
 def _attention_merge_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, SLICES: tl.constexpr, HEIGHT: tl.constexpr,
-    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
@@ -40,7 +40,8 @@ def _attention_merge_kernel(
     total = tl.zeros(head.shape, dtype=ACC)
     acc = tl.zeros(mask_dim.shape, dtype=ACC)
     edge_acc = tl.zeros(mask_edge.shape, dtype=ACC)
-    for slot in tl.range(first, first + count, num_stages=SLICES):
+    WIDTH: tl.constexpr = BLOCK_DIM + (BLOCK_EDGE if EDGE_DIM > 0 else 0)
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
         offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
         offs = offs_slot * HEADS + head
         slice_top = tl.load(slots_ptr + offs * 2, mask=live, other=0.0)
@@ -131,11 +132,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         main = Launch(attention_row_kernel, programs, config.warps, graph, rest, groups=groups)
     merge = None
     if w.num_slots > 0:
-        num_merges = w.merges.size(0)
-        *blocks, groups = launch.attention_merge(num_merges, w.height, heads, dim, edge_dim)
+        blocks = launch.attention_merge(heads, dim, edge_dim)
         rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
         graph = (w.merges, w.row_index)
-        merge = Launch(_attention_merge_kernel, num_merges, 4, graph, rest, groups=groups)
+        merge = Launch(
+            _attention_merge_kernel, w.merges.size(0), 4, graph, rest, groups=-(-heads // blocks[0])
+        )
     return Plan(main, merge)
 
 

@@ -33,6 +33,7 @@ from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     load_task,
+    on_their_way,
     product_of_rows,
     rows_and_heads,
     rows_at,
@@ -75,34 +76,33 @@ def _attention_delta_kernel(
 def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, SLICES: tl.constexpr, HEIGHT: tl.constexpr,
-    ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
     task = tl.program_id(0)
     _merge(
         first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
-        BLOCK_DIM, WIDTH, SLICES, HEIGHT, ACC,
+        BLOCK_DIM, WIDTH, HEIGHT, ACC,
     )  # fmt: skip
     partial_ptr += HEADS * DIM
     if second_ptr is not None:
         _merge(
             second_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
-            BLOCK_DIM, WIDTH, SLICES, HEIGHT, ACC,
+            BLOCK_DIM, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
         partial_ptr += HEADS * DIM
     if third_ptr is not None:
         _merge(
             third_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, EDGE_DIM, BLOCK_HEADS,
-            BLOCK_EDGE, WIDTH, SLICES, HEIGHT, ACC,
+            BLOCK_EDGE, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _merge(
     out_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, SLICES: tl.constexpr,
-    HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     window, begin, count, _ = load_task(merges_ptr, task)
     inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
@@ -110,7 +110,7 @@ def _merge(
     mask = (head < HEADS)[:, None] & (offs_dim < DIM)[None, :]
     offs_own = head[:, None] * DIM + offs_dim[None, :]
     acc = tl.zeros(mask.shape, dtype=ACC)
-    for slot in tl.range(begin, begin + count, num_stages=SLICES):
+    for slot in tl.range(begin, begin + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, BLOCK_DIM)):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
         acc += tl.load(partial_ptr + offs[:, None] + offs_own, mask=mask, other=0.0)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
@@ -155,11 +155,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     merge = None
     if w.num_slots > 0:
         edge_dim = 0 if transposed else edge_dim
-        num_merges = w.merges.size(0)
-        *blocks, groups = launch.attention_merge(num_merges, w.height, heads, dim, edge_dim)
+        blocks = launch.attention_merge(heads, dim, edge_dim)
         rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
         graph = (w.merges, w.row_index)
-        merge = Launch(attention_bwd_merge_kernel, num_merges, 4, graph, rest, groups=groups)
+        merge = Launch(
+            attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=-(-heads // blocks[0])
+        )
     return Plan(main, merge)
 
 

@@ -4,8 +4,6 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
-    own_of_flat,
-    side_by_side,
     columns_last,
     flat,
     gather,
@@ -20,8 +18,10 @@ from graphfuse.kernels.attention_tiles import (
     of_copy,
     of_nodes,
     of_receivers,
+    own_of_flat,
     rate_of,
     resident,
+    side_by_side,
     signed,
     slope,
     window_step,

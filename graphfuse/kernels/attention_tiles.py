@@ -17,7 +17,7 @@ def rate_of(scale):
 # Scores have the axes [16 rows, entries] and, where a program takes more than one head, a first one of heads.
 # Sums over neighbours stand flat, [GROUP * 16 rows, GROUP * BLOCK_DIM]: each row of each head against the
 # features of all heads of the group, of which it keeps its own. So a gathered row is one piece of memory, and
-# what the product wastes costs less than cutting it up would.
+# needs no cutting up. Nor does it cost: products of which `own_of_flat` keeps nothing are not computed.
 @triton.jit
 def group_tile(row_index_ptr, window, head, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr):
     # Rows, heads and features of a tile, to be broadcast against each other.
@@ -64,8 +64,8 @@ def flat(x, GROUP: tl.constexpr):
 
 @triton.jit
 def own_of_flat(x, GROUP: tl.constexpr):
-    # Of flat sums [GROUP * 16, GROUP * features] what is a row's own, side by side: [16, GROUP * features]. The
-    # compiler knows which register holds what, so that the rest, which nobody reads, is not even computed.
+    # Of flat sums [GROUP * 16, GROUP * features] what is a row's own, side by side: [16, GROUP * features].
+    # The compiler knows which register holds what: what nobody reads then is not even computed.
     if GROUP > 1:
         height: tl.constexpr = x.shape[0] // GROUP
         width: tl.constexpr = x.shape[1]
@@ -81,25 +81,11 @@ def side_by_side(
     row_index_ptr, window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    # Of a tile [16, GROUP * BLOCK_DIM]: the rows of a window, where the features stand in a row of all heads, and
-    # which of them exist.
-    offs = tl.arange(0, GROUP * BLOCK_DIM)
+    # Of a tile [16, GROUP * BLOCK_DIM]: the rows of a window, where the features stand in a row of all heads,
+    # and which of them exist.
+    rows, offs = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)), tl.arange(0, GROUP * BLOCK_DIM)
     heads, dim = head + offs // BLOCK_DIM, offs % BLOCK_DIM
-    return rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)), heads * DIM + dim, (heads < HEADS) & (dim < DIM)
-
-
-@triton.jit
-def flat_tile(
-    row_index_ptr, window, head, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):  # fmt: skip
-    # Of flat sums: the rows, their places in the window and heads, where the features stand in a row of all
-    # heads, and the mask of those that exist and are a row's own.
-    place, offs = tl.arange(0, GROUP * 16), tl.arange(0, GROUP * BLOCK_DIM)
-    heads, offs_dim = head + place // 16, head * DIM + offs // BLOCK_DIM * DIM + offs % BLOCK_DIM
-    own = (offs // BLOCK_DIM)[None, :] == (place // 16)[:, None]
-    own = own & (offs % BLOCK_DIM < DIM)[None, :] & (heads < HEADS)[:, None]
-    return rows_at(row_index_ptr, window * 16 + place % 16), place % 16, heads, offs_dim, own
+    return rows, heads * DIM + dim, (heads < HEADS) & (dim < DIM)
 
 
 @triton.jit
@@ -121,9 +107,13 @@ def load_own(
     DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     # The rows of a window of x as flat sums have them, 0 without a loop.
-    rows, _, _, offs_dim, own = flat_tile(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + offs_dim[None, :]
-    return tl.load(at, mask=own & (rows < num_rows)[:, None] & with_loop, other=0.0)
+    place, offs = tl.arange(0, GROUP * 16), tl.arange(0, GROUP * BLOCK_DIM)
+    heads, dim = head + offs // BLOCK_DIM, offs % BLOCK_DIM
+    rows = rows_at(row_index_ptr, window * 16 + place % 16)
+    own = (offs // BLOCK_DIM)[None, :] == (place // 16)[:, None]
+    own = own & ((heads < HEADS) & (dim < DIM))[None, :] & (rows < num_rows)[:, None]
+    at = x_ptr + rows.to(tl.int64)[:, None] * STRIDE + (heads * DIM + dim)[None, :]
+    return tl.load(at, mask=own & with_loop, other=0.0)
 
 
 @triton.jit
@@ -226,15 +216,6 @@ def rows_of_scores(row_index_ptr, window, GROUP: tl.constexpr, ACC: tl.constexpr
 
 
 @triton.jit
-def held_flat(total, seen, GROUP: tl.constexpr):
-    # Whether it was, for all heads: no weight overflowed, and those of a row with edges are not all tiny.
-    some = (tl.reduce(seen, 0, either) >> (tl.arange(0, GROUP * 16) % 16)) & 1
-    empty = (total == 0) & (some == 0)
-    good = ((total >= 2.0**-6) & (total <= 2.0**30)) | empty  # NaN is neither
-    return tl.min(tl.where(good, 1, 0))
-
-
-@triton.jit
 def of_receivers(pair_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constexpr):
     # The pairs (LSE, -delta) of the receivers in `column`; a pair is one load of 8 bytes.
     pairs = pair_ptr.to(tl.pointer_type(tl.int64)) + of_columns(column, GROUP).to(tl.int64) * HEADS
@@ -305,10 +286,10 @@ def first_part(begin, end, PROBE: tl.constexpr):
 
 
 @triton.jit
-def tame(top, RATE: tl.constexpr):
-    # Whether the scores so far, before scale, let one expect that exp(score - shift) of others is a number of
-    # half precision too: exp(11) still is, and exp(-8) is one of full precision.
-    near = (top == float("-inf")) | (tl.abs(top) * (RATE / LOG2_E) <= 8.0)  # NaN is not near
+def tame(top):
+    # Whether the maxima so far, exponents of 2, let one expect that exp(score - shift) of others is a number
+    # of half precision too: exp(11) still is, and exp(-8) is one of full precision.
+    near = (top == float("-inf")) | (tl.abs(top) <= 8.0 * LOG2_E)  # NaN is not near
     return tl.where(near, 1, 0)
 
 
@@ -324,14 +305,11 @@ def eight_times(total):
 
 
 @triton.jit
-def held(states, seen, GROUP: tl.constexpr):
-    # Whether it was, for all heads: no weight overflowed, and those of a row with edges are not all tiny.
-    some = (tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1
-    good = some >= 0
-    for g in tl.static_range(GROUP):
-        total = states[g][1]
-        empty = (total == 0) & (some == 0)
-        good &= ((total >= 2.0**-6) & (total <= 2.0**30)) | empty  # NaN is neither
+def held(total, seen):
+    # Whether it was, for the rows of each head, one after the other: no weight overflowed, and those of a row
+    # with edges are not all tiny.
+    some = (tl.reduce(seen, 0, either) >> (tl.arange(0, total.shape[0]) % 16)) & 1
+    good = ((total >= 2.0**-6) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
     return tl.min(tl.where(good, 1, 0))
 
 

@@ -10,8 +10,7 @@ from graphfuse.kernels.attention_tiles import (
     flat,
     gather,
     group_tile,
-    head_of_tile,
-    held_flat,
+    held,
     in_place,
     inverse,
     kept,
@@ -34,6 +33,15 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.tiles import as_scores, dot, finite, load_bits, load_task, rows_at
+
+# The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
+LEAST = tl.constexpr(-3e38)
+
+
+@triton.jit
+def none_at_all(top):
+    # maxima as all others know them: -inf where there was no score
+    return tl.where(top == LEAST, float("-inf"), top)
 
 
 @triton.jit
@@ -97,9 +105,10 @@ def one_row(
 
 @triton.jit
 def no_edges(GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr):
-    # Softmax and sums of heads that have seen none: maxima [16], of several heads [GROUP, 16], and flat sums.
+    # Softmax and sums of heads that have seen none: maxima [16], of several heads [GROUP, 16], as exponents
+    # of 2, and flat sums.
     HEADS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
-    top = tl.full(HEADS, float("-inf"), dtype=ACC)
+    top = tl.full(HEADS, LEAST, dtype=ACC)
     total = tl.zeros((GROUP * 16,), dtype=ACC)
     return top, total, tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
 
@@ -108,8 +117,8 @@ def no_edges(GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr):
 def of_loops(
     k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, q, num_rows, with_loop,
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Where softmax and sums begin: at the loops of the rows, in the first slice.
     top, total, acc = no_edges(GROUP, BLOCK_DIM, ACC)
@@ -121,7 +130,7 @@ def of_loops(
         score = tl.sum(q.to(ACC) * k.to(ACC), len(k.shape) - 1, keep_dims=True)
         if key_scale_ptr is not None:
             score *= load_numbers(key_scale_ptr, rows, heads, mask, HEADS)
-        top = tl.where(with_loop, score.reshape(top.shape), top)
+        top = tl.where(with_loop, score.reshape(top.shape) * rate_of(SCALE), top)
         total = tl.where(with_loop, 1.0 + flat(top, GROUP) * 0, total)  # NaN if the score is no number
         acc = load_own(
             v_ptr, row_index_ptr, window, head, num_rows, with_loop, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
@@ -141,9 +150,9 @@ def attend(
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Goes on with softmax and sums, (top, total, acc), over the entries [begin, end) of a window. FIXED: `top`,
-    # or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough is for
-    # `held` to say, from `total` and from `seen`, the rows of all entries.
+    # Goes on with softmax and sums, (top, total, acc), over the entries [begin, end) of a window. FIXED:
+    # `top`, or 0 where there is none yet, stays what is subtracted from scores. Whether that was good enough
+    # is for `held` to say, from `total` and from `seen`, the rows of all entries.
     RATE: tl.constexpr = rate_of(SCALE)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
@@ -151,7 +160,7 @@ def attend(
     top, total, acc = state
     total = tl.broadcast_to(total[:, None], (GROUP * 16, 8))  # a product with ones adds to it
     AXIS: tl.constexpr = len(top.shape)
-    fixed = tl.expand_dims(shift_of(top) * RATE, AXIS)
+    shift = shift_of(none_at_all(top))
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None:  # loaded a step ahead, for columns that were loaded two steps ahead
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
@@ -177,14 +186,11 @@ def attend(
                 rate *= scale
             else:
                 s *= as_scores(scale, GROUP, ACC)
-        if FIXED:
-            p = tl.exp2(s * rate - fixed)
-        else:
-            higher = tl.maximum(top, tl.max(s, AXIS))
-            shift = shift_of(higher) * RATE
-            p = tl.exp2(s * RATE - tl.expand_dims(shift, AXIS))
-            rescale = flat(tl.exp2(top * RATE - shift), GROUP)[:, None]
-            top, total, acc = higher, total * rescale, acc * rescale
+        if not FIXED:
+            shift = tl.maximum(top, tl.max(s, AXIS) * RATE)
+            rescale = flat(tl.exp2(top - shift), GROUP)[:, None]
+            top, total, acc = shift, total * rescale, acc * rescale
+        p = tl.exp2(s * rate - tl.expand_dims(shift, AXIS))
         weight = flat(p.to(v.dtype), GROUP)  # what is summed is what values are multiplied with
         total = dot(weight, ones, total, ACC)
         if DROPOUT > 0:
@@ -197,17 +203,17 @@ def attend(
             ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
     total = tl.max(total, 1)
     if FIXED:
-        top = tl.where(total.reshape(top.shape) == 0, float("-inf"), shift_of(top))  # NaN is not 0
+        top = tl.where(total.reshape(top.shape) == 0, LEAST, shift)  # NaN is not 0
     return (top, total, acc), seen
 
 
 @triton.jit
-def store_rows(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, rows, inner, slot, num_rows, head, offs_dim, own, top,
-    total, acc, HEADS: tl.constexpr, DIM: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+def store_row(
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row, inner, slot, num_rows, head, offs_dim, own, top, total,
+    acc, HEADS: tl.constexpr, DIM: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # Of one head: rows, or of a slice their places in its slot.
-    top *= rate_of(SCALE) / LOG2_E
+    # What `store_group` does, for one row [1] and head.
+    top *= 1 / LOG2_E
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
@@ -215,25 +221,25 @@ def store_rows(
             offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
             tl.store(slots_ptr + (offs_slot + head) * 2, top, mask=head < HEADS)
             tl.store(slots_ptr + (offs_slot + head) * 2 + 1, total, mask=head < HEADS)
-            tl.store(partial_ptr + (offs_slot * DIM)[:, None] + offs_dim[None, :], acc, mask=own[None, :])
+            tl.store(partial_ptr + offs_slot * DIM + offs_dim, acc, mask=own)
     if whole:
-        out, offs = acc * (inverse(total) / (1.0 - DROPOUT))[:, None], rows.to(tl.int64) * HEADS
-        store_softmax(softmax_ptr, offs + head, (rows < num_rows) & (head < HEADS), top, total)
-        at = out_ptr + (offs * DIM)[:, None] + offs_dim[None, :]
-        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own[None, :] & (rows < num_rows)[:, None])
+        out, offs = acc * (inverse(total) / (1.0 - DROPOUT)), row.to(tl.int64) * HEADS
+        store_softmax(softmax_ptr, offs + head, (row < num_rows) & (head < HEADS), top, total)
+        at = out_ptr + offs * DIM + offs_dim
+        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (row < num_rows))
 
 
 @triton.jit
 def store_group(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top, total, acc,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top, total,
+    acc, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # Rows of a group of heads, or of a slice their places in its slot.
+    # Rows of a group of heads, or of a slice their places in its slot. acc is [16, GROUP * BLOCK_DIM].
     rows, offs_dim, mask_dim = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
     heads, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
-    top *= rate_of(SCALE) / LOG2_E
+    top *= 1 / LOG2_E
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
@@ -249,20 +255,22 @@ def store_group(
         norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
         out = acc * own_of_flat(tl.broadcast_to(norm, (GROUP * 16, GROUP * BLOCK_DIM)), GROUP)
         at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
-        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask_dim[None, :])
+        mask_out = (rows < num_rows)[:, None] & mask_dim[None, :]
+        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out)
 
 
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
 #   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of k and v stay in L2
-#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM], whose rows are gathered for PAIR heads at
-#             a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies and seed with DROPOUT. With
-#             key_scale ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys:
-#             one row is gathered, not two
+#   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM], of whose rows a group is one piece;
+#             tasks, row_index, column, row_mask; ptr with LOOPS, copies and seed with DROPOUT. With key_scale
+#             ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys: one row is
+#             gathered, not two
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
-#   on chip   of each head top, total ACC [16]: running maximum (of q k, before scale) and sum; q and acc
-#             [16, PAIR * BLOCK_DIM], of which a head has its own features: of q the others are 0
+#   on chip   top, total ACC [GROUP * 16]: running maximum (an exponent of 2) and sum; q [GROUP, 16,
+#             BLOCK_DIM]; acc ACC, flat: [GROUP * 16, GROUP * BLOCK_DIM], of which a head's own features are
+#             all that is computed
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_window_kernel(
@@ -295,7 +303,7 @@ def attention_window_kernel(
         todo = 0
         state = of_loops(
             k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, q, num_rows, with_loop,
-            K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, DROPOUT, LOOPS, ACC,
+            K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         state, _ = attend(
             row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
@@ -304,36 +312,38 @@ def attention_window_kernel(
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                done = tl.min(tame(state[0], RATE))
+                done = tl.min(tame(none_at_all(state[0])))
                 if done > 0:
                     state, seen = attend(
                         row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
                         seed_ptr, window, middle, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE,
                         HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-                    done = held_flat(state[1], seen, GROUP)
+                    done = held(state[1], seen)
                 todo = 1 - done
                 middle = end
     top, total, acc = state
-    top, acc = flat(top, GROUP), own_of_flat(acc, GROUP)
+    top = flat(none_at_all(top), GROUP)
+    acc = own_of_flat(acc, GROUP)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
     if finite(acc):
         store_group(
             out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top,
-            total, acc, HEADS, DIM, GROUP, BLOCK_DIM, SCALE, DROPOUT,
+            total, acc, HEADS, DIM, GROUP, BLOCK_DIM, DROPOUT,
         )  # fmt: skip
     else:
         for place in tl.range(0, GROUP * 16):
-            _, offs_dim, own = head_of_tile(row_index_ptr, window, head, place // 16, HEADS, DIM, 1, BLOCK_DIM)
-            its_place = tl.zeros((1,), dtype=tl.int32) + place % 16
+            its_head, its_place = head + place // 16, tl.zeros((1,), dtype=tl.int32) + place % 16
             its_row = rows_at(row_index_ptr, window * 16 + place % 16)
+            offs_dim, own = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_DIM) < DIM
+            offs_dim, own = its_head * DIM + offs_dim, own & (its_head < HEADS)
             its_top, its_total, its_acc = one_row(
                 q_ptr, k_ptr, v_ptr, key_scale_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
-                num_rows, its_row, place % 16, head + place // 16, with_loop, offs_dim, own, Q_STRIDE,
-                K_STRIDE, V_STRIDE, HEADS, 512 // BLOCK_DIM, RATE, SCALE, DROPOUT, LOOPS, ACC,
+                num_rows, its_row, place % 16, its_head, with_loop, offs_dim, own, Q_STRIDE, K_STRIDE,
+                V_STRIDE, HEADS, 512 // BLOCK_DIM, RATE, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
-            store_rows(
+            store_row(
                 out_ptr, softmax_ptr, partial_ptr, slots_ptr, tl.zeros_like(its_place) + its_row, its_place,
-                slot, num_rows, head + place // 16, offs_dim, own, its_top, its_total, its_acc[None, :],
-                HEADS, DIM, SCALE, DROPOUT,
+                slot, num_rows, its_head, offs_dim, own, its_top * RATE, its_total, its_acc, HEADS, DIM,
+                DROPOUT,
             )  # fmt: skip

@@ -124,4 +124,5 @@ def gat_bwd_window_kernel(
         mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
         tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows)
         at_own = d_a_src_ptr + its_row.to(tl.int64) * HEADS + its_head
-        tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=(its_row < num_rows) & (its_head < HEADS))
+        mask_own = (its_row < num_rows) & (its_head < HEADS)
+        tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_own)

@@ -233,8 +233,8 @@ def in_range(own, top):
 
 @triton.jit
 def own_features(states, FIELD: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr):
-    # Of the sums [16, PAIR * features] of each head of a pair one tile, in which each has its own features. The
-    # compiler knows which register holds what: the rest, which nobody reads, is not even computed.
+    # Of the sums [16, PAIR * features] of each head of a pair one tile, in which each has its own features.
+    # The compiler knows which register holds what: what nobody reads then is not even computed.
     tile = states[FIRST][FIELD]
     for place in tl.static_range(1, PAIR):
         mine = tl.arange(0, tile.shape[1]) >= place * (tile.shape[1] // PAIR)
@@ -333,9 +333,9 @@ def gat_window_kernel(
         )  # fmt: skip
         if PROBE > 0:
             if middle < end:
-                good = tame(states[0][0], 1.0) & in_range(own[0].reshape(16), states[0][0])
+                good = tame(states[0][0]) & in_range(own[0].reshape(16), states[0][0])
                 for g in tl.static_range(1, GROUP):
-                    good &= tame(states[g][0], 1.0) & in_range(own[g].reshape(16), states[g][0])
+                    good &= tame(states[g][0]) & in_range(own[g].reshape(16), states[g][0])
                 done = tl.min(good)
                 if done > 0:
                     states, seen = attend(
@@ -343,7 +343,9 @@ def gat_window_kernel(
                         middle, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
                         PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-                    done = held(states, seen, GROUP)
+                    done = held(states[0][1], seen)
+                    for g in tl.static_range(1, GROUP):
+                        done &= held(states[g][1], seen)
                 todo = 1 - done
                 middle = end
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window

@@ -223,13 +223,7 @@ def sddmm_row(dim: int) -> Config:
 
 
 def attention_prefers_rows(
-    num_rows: int,
-    num_cols: int,
-    num_edges: int,
-    num_entries: int,
-    heads: int,
-    dim: int,
-    dtype: torch.dtype,
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, dtype: torch.dtype
 ) -> bool:
     """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
 
@@ -247,20 +241,18 @@ def attention_prefers_rows(
 def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
-    ``rows`` is the group of heads: two of up to 32 features, four of 16 where tasks are long. Half precision
-    is spared the running maximum where a step computes longer than it gathers: of the narrowest heads, and of
-    keys that are ``scaled`` values, but for two loads. Of five stages two steps of rows are on their way, of
+    ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
+    running maximum where a step computes longer than it gathers: of narrow heads where tasks are long, and of
+    keys that are ``scaled`` values but for one load. Of five stages two steps of rows are on their way, of
     three one.
     """
-    width, group = power_of_two(dim, 16), attention_group(heads, dim)
-    probe = 64 if size == 2 and (group > 1 or scaled) and not dropout else 0
-    if heads > 1 and width <= 32 and not (dropout or scaled):
-        group, long = 4 if width == 16 and heads > 2 else 2, load is Load.LONG
-        registers = 168 if long or group == 4 else 128
-        stages = 3 if long and width == 32 else 5
-        return Config(
-            width, 32, stages, 1, rows=group, registers=registers, probe=64 if long and size == 2 else 0
-        )
+    width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
+    probe = 64 if size == 2 and (scaled or (group > 1 and long)) and not dropout else 0
+    if group > 1 and not (dropout or scaled):
+        stages, most = 3 if long and width == 32 else 5, None if long or group > 2 else 128
+        return Config(width, 32, stages, 1, rows=group, registers=most, probe=probe)
+    if dropout and width == 32:
+        group = 1
     if width == 64 and load is Load.FEW and not scaled:
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
@@ -278,13 +270,14 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
     168 registers let twelve programs of one warp stay on a multiprocessor; left alone, the compiler takes up
-    to 194. Dropout needs more: a bound would make it spill. 32 and 64 features, and several heads of 16, do
-    better with two steps of rows on their way than with more programs.
+    to 194. Dropout, and two heads of 32, need more: a bound would make them spill. Two of 16 keep to it
+    unasked, and told to the compiler computes addresses anew to save registers. 32 and 64 features, and two
+    heads of 16, do better with two steps of rows on their way than with more programs.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
-        group = attention_group(heads, dim)
-        registers = None if dropout else 168
+        group = 1 if dropout and width == 32 else min(attention_group(heads, dim), 2)
+        registers = None if dropout or group > 1 else 168
         stages = 5 if width >= 32 or group > 1 else 2
         return Config(width, 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
@@ -293,39 +286,18 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
 
 
 def attention_group(heads: int, dim: int) -> int:
-    """Heads that a window program takes: two where one would read at most 32 bytes of a row."""
-    return 2 if heads > 1 and dim <= 16 else 1
-
-
-class Merge(NamedTuple):
-    """How the slices of windows or rows are joined."""
-
-    block_heads: int  # heads a program takes
-    block_dim: int
-    block_edge: int
-    slices: int  # that are on their way: a hub has hundreds, and one after the other each would wait for memory
-    groups: int  # of heads
+    """Heads whose features a window program gathers as one piece: those of 64 features, or one wider."""
+    return min(power_of_two(heads), max(1, 64 // power_of_two(dim, 16)))
 
 
 @functools.cache
-def attention_merge(num_merges: int, height: int, heads: int, dim: int, edge_dim: int = 0) -> Merge:
-    """Merge kernels of attention: a slice of narrow heads is read as one piece, of up to four and 128 features."""
-    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim, 16)
-    block_heads = min(power_of_two(heads), 4, max(1, 128 // max(block_dim, block_edge)))
-    groups = -(-heads // block_heads)
-    width = block_heads * (block_dim + (block_edge if edge_dim > 0 else 0))
-    return Merge(
-        block_heads, block_dim, block_edge, slices_ahead(num_merges * groups, height * width), groups
-    )
+def attention_merge(heads: int, dim: int, edge_dim: int = 0) -> tuple[int, int, int]:
+    """Of the merge kernels of attention the heads, features and numbers of an edge that a program takes.
 
-
-def slices_ahead(num_programs: int, elements: int) -> int:
-    """Slices of so many float32 that a merge has on their way, 32 KB at most.
-
-    More than four cost merges of two slices what they bring the others; where programs are few, a hub is
-    what they wait for.
+    A slice of narrow heads is read as one piece, of up to four heads and 128 features.
     """
-    return max(1, min(8 if num_programs <= _FULL // 16 else 4, 8192 // elements))
+    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim, 16)
+    return min(power_of_two(heads), 4, max(1, 128 // max(block_dim, block_edge))), block_dim, block_edge
 
 
 @functools.cache
@@ -382,20 +354,21 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     Forward without dropout makes do with the maximum of 64 entries. Registers are bounded so that as many
     programs fit as otherwise, but several heads or 64 features with their ``tilted`` sums need all there are.
     """
-    group, width = attention_group(heads, dim), power_of_two(dim, 16)
+    group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     probe = 0 if dropout or backward else 64
     if probe > 0 and heads > 1 and width <= 32 and not tilted:
-        width = power_of_two(dim, 8)
-        bound, stages = 128 if width == 8 else 168, 5 if width == 32 else 3
-        return Config(width, 32, stages, 1, rows=2, registers=bound, probe=probe)
+        if dim <= 8:
+            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=128, probe=probe)
+        return Config(width, 32, 3, 1, rows=2, registers=168, probe=probe)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
     if dropout:
         return Config(width, 32, 3, 1, rows=group)
+    if backward and width == 32:
+        return Config(width, 32, 5, 1, rows=min(heads, 2), registers=168 if heads > 1 else 128)
     if group == 1:
         registers = 128 if width == 32 else None if tilted else 168
-        stages = 5 if backward and width == 32 else 3
-        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
+        return Config(width, 32, 3, 1, rows=group, registers=registers, probe=probe)
     return Config(width, 32, 3 if backward else 5, 1, rows=group, probe=probe)
 
 

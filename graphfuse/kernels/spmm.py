@@ -13,7 +13,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import finish_tile, load_task, row_sum, rows_at, window_sum
+from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_sum, rows_at, window_sum
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
@@ -113,15 +113,15 @@ def _spmm_merge_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
     col_scale_ptr, weight_ptr, bias_ptr, num_rows, num_loops, weight_stride_out,
     weight_stride_in, X_STRIDE: tl.constexpr, X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, SLICES: tl.constexpr, HEIGHT: tl.constexpr,
-    RELU: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
     inner = tl.arange(0, HEIGHT)
     acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(first, first + count, num_stages=SLICES):
+    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, BLOCK_DIM)):
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
         acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
     finish_tile(
@@ -177,8 +177,7 @@ def _plan(
     merge = None
     if w.num_slots > 0:
         num_merges = w.merges.size(0)
-        slices = launch.slices_ahead(num_merges * blocks, w.height * config.block_dim)
-        rest = (w.num_rows, num_loops, *weight_strides, *shape, slices, w.height, *epilogue)
+        rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
         cut = (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, num_merges, config.merge_warps, cut, rest, groups=blocks)
     return _Plan(dim if out_dim is None else out_dim, main, merge)

@@ -32,6 +32,13 @@ def rows_at(row_index_ptr, place):
     return place
 
 
+@triton.constexpr_function
+def on_their_way(height, width):
+    # Slices [height, width] that a merge has on their way: a hub has hundreds, and one after the other each
+    # would wait for memory. More than four, or more shared memory, costs merges of two slices what it brings.
+    return max(1, min(4, 8192 // (height * width)))
+
+
 @triton.jit
 def rows_by_heads(HEIGHT: tl.constexpr, BLOCK_HEADS: tl.constexpr):
     # The rows of a slice and the heads of a program, flat: all heads of a row lie side by side in memory.

@@ -172,13 +172,12 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     operands = dict.fromkeys(("out_ptr", "softmax_ptr", "first_ptr", "second_ptr"), pointer)
     operands |= dict.fromkeys(("edge_sum_ptr", "third_ptr"), pointer) if edge_dim > 0 else {}
     operands |= {**dict.fromkeys(("partial_ptr", "slots_ptr"), "*fp32"), "merges_ptr": "*i32"}
-    merge = launch.attention_merge(1, 16, heads, dim, edge_dim)
-    blocks = {name.upper(): number for name, number in merge._asdict().items()}
+    merge = launch.attention_merge(heads, dim, edge_dim)
     constants = {
         "HEADS": heads,
         "DIM": dim,
         "EDGE_DIM": edge_dim,
-        **blocks,
+        **dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True)),
         "DROPOUT": 0.5,
         "ACC": tl.float32,
     }

@@ -18,9 +18,10 @@ LATE, ALONE = 18, 20  # a receiver of the last sources only, and one without
 
 @pytest.fixture(autouse=True)
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, load = launch.attention_window, launch.Load.NORMAL
+    config, load = launch.attention_window, launch.Load
 
-    assert config(2, 8, 2, False, False, load).probe > 0 and config(1, 16, 2, False, True, load).probe > 0
+    assert config(2, 8, 2, False, False, load.LONG).probe > 0
+    assert config(1, 16, 2, False, True, load.NORMAL).probe > 0
 
     def short(*arguments: Any) -> launch.Config:
         return config(*arguments)._replace(probe=FIRST)
