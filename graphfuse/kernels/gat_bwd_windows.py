@@ -19,6 +19,7 @@ from graphfuse.kernels.attention_tiles import (
     of_copy,
     own_of_flat,
     resident,
+    rows_of_scores,
     side_by_side,
     slope,
     window_step,
@@ -44,6 +45,27 @@ def loop_slopes(
     return slope(p, dp, delta, False) * leaky_slope(u, SLOPE), dropped
 
 
+@triton.jit
+def own_of_scores(own, GROUP: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr, ACC: tl.constexpr):
+    # A number of each row, [.., 1], where tensor cores leave scores, so that weights are made there.
+    WIDTH: tl.constexpr = 16 if WARPS == 1 else COLUMNS
+    SHAPE: tl.constexpr = (GROUP, 16, WIDTH) if GROUP > 1 else (16, WIDTH)
+    own = as_scores(tl.broadcast_to(own, SHAPE), GROUP, ACC)
+    if WARPS == 1:  # else a maximum would be one over warps
+        own = tl.max(own, len(SHAPE) - 1, keep_dims=True)
+    return own
+
+
+@triton.jit
+def sums_in_place(x, APART: tl.constexpr):
+    # Of scores the sums over every APART-th column, which are one thread's, [.., APART].
+    if len(x.shape) == 3:
+        x = tl.sum(x.reshape(x.shape[0], 16, x.shape[2] // APART, APART), 2)
+    else:
+        x = tl.sum(x.reshape(16, x.shape[1] // APART, APART), 1)
+    return x
+
+
 # GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
 #   grid      (num_tasks, groups), as the forward kernel
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
@@ -66,11 +88,13 @@ def gat_bwd_window_kernel(
     offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0)
     own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
-    ROWS: tl.constexpr = (GROUP, 16) if GROUP > 1 else (16,)
+    APART: tl.constexpr = COLUMNS if DROPOUT > 0 else 8 * WARPS  # dropout's scores Triton would move for it
+    ROWS: tl.constexpr = (GROUP, 16, APART) if GROUP > 1 else (16, APART)
     d_own = tl.zeros(ROWS, dtype=ACC)
     dx = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
-        own_key = key_of(seed_ptr, rows, heads, True)
+        key_rows = rows if WARPS > 1 else rows_of_scores(row_index_ptr, window, GROUP, ACC)
+        own_key = key_of(seed_ptr, key_rows, heads, True)
     if LOOPS:
         first = begin == tl.load(ptr_ptr + window)
         with_loop = first & (rows < num_loops)
@@ -78,12 +102,12 @@ def gat_bwd_window_kernel(
             x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,
             mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, ACC,
         )  # fmt: skip
-        d_own = loop_du.reshape(ROWS)
+        d_own += loop_du * (LOG2_E / APART)
         own_grad = load_own(
             grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
         dx = flat(loop_p, GROUP) * own_grad.to(ACC)
-    x = resident(x, GROUP, WARPS, ACC)
+    x, own = resident(x, GROUP, WARPS, ACC), own_of_scores(own, GROUP, COLUMNS, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
@@ -94,19 +118,23 @@ def gat_bwd_window_kernel(
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
         receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
         lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
-        u = own + as_scores(a_dst, GROUP, ACC)  # to which Triton brings lse and delta by itself
-        p = tl.where(outside == 0, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
-        dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
+        u = own + a_dst
+        rate = tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
+        p = tl.exp2(u * rate + (outside - lse * LOG2_E))
         dropped = p
-        if DROPOUT > 0:
+        if DROPOUT == 0:
+            # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see
+            ds = p * dot(x, columns_last(grad, GROUP), tl.broadcast_to(-delta, outside.shape), ACC)
+        else:
+            dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
             other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, False)
             other_key = of_copy(other_key, of_columns(copy, GROUP))
             factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
-        du = slope(p, dp, delta, False) * leaky_slope(u, SLOPE)
-        d_own += tl.sum(du, -1)
+            ds = slope(p, dp, delta, False)
+        d_own += sums_in_place(ds * rate, APART)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
-    d_own, dx = flat(d_own, GROUP), own_of_flat(dx, GROUP)
+    d_own, dx = flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP), own_of_flat(dx, GROUP)
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
     its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)

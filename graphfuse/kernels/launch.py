@@ -363,7 +363,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
     if dropout:
-        return Config(width, 32, 3, 1, rows=group)
+        return Config(width, 32, 3, 1, rows=1 if backward else group)
     if backward and width == 32:
         return Config(width, 32, 5, 1, rows=min(heads, 2), registers=168 if heads > 1 else 128)
     if group == 1:
