@@ -33,7 +33,7 @@ def _additive_merge_kernel(
 ):  # fmt: skip
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)
     live, offs_dim = head < HEADS, tl.arange(0, BLOCK_DIM)
     mask_own = live[:, None] & (offs_dim < DIM)[None, :]
     top = tl.full(head.shape, float("-inf"), dtype=ACC)
@@ -93,10 +93,10 @@ def gathered_together(config: launch.Config) -> int:
     return min(config.rows, max(1, 64 // config.block_dim))
 
 
-def _merge(w: Walk, shape: Shape) -> Launch | None:
+def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
     if w.num_slots == 0:
         return None
-    block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim)
+    block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim, tilted=tilted)
     graph, groups, acc = (w.merges, w.row_index), -(-shape.heads // block_heads), accumulator(shape.dtype)
     rest = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height, shape.dropout, acc)
     return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
@@ -133,7 +133,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, v2, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge(w, shape))
+    return Plan(main, _merge(w, shape, tilted))
 
 
 def additive_fwd(

@@ -31,7 +31,7 @@ def _attention_merge_kernel(
     ACC: tl.constexpr,
 ):  # fmt: skip
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)
     live = head < HEADS
     offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
     mask_dim = live[:, None] & (offs_dim < DIM)[None, :]

@@ -69,7 +69,8 @@ def _attention_delta_kernel(
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
+#   grid      (num_merges, parts * ceil(HEADS / BLOCK_HEADS)): first, second and third, as far as there are,
+#             are merged at a time, as the slices of a hub are many and follow one another
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
 #             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_rows"])
@@ -79,33 +80,33 @@ def attention_bwd_merge_kernel(
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
-    task = tl.program_id(0)
-    _merge(
-        first_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
-        BLOCK_DIM, WIDTH, HEIGHT, ACC,
-    )  # fmt: skip
-    partial_ptr += HEADS * DIM
-    if second_ptr is not None:
+    GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS
+    if part == 0:
         _merge(
-            second_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, DIM, BLOCK_HEADS,
+            first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, HEADS, DIM, BLOCK_HEADS,
             BLOCK_DIM, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
-        partial_ptr += HEADS * DIM
-    if third_ptr is not None:
+    elif second_ptr is not None and part == 1:
         _merge(
-            third_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS, EDGE_DIM, BLOCK_HEADS,
-            BLOCK_EDGE, WIDTH, HEIGHT, ACC,
+            second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, HEADS, DIM,
+            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
+        )  # fmt: skip
+    elif third_ptr is not None:
+        _merge(
+            third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
+            HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _merge(
-    out_ptr, partial_ptr, merges_ptr, row_index_ptr, task, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
+    out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    window, begin, count, _ = load_task(merges_ptr, task)
-    inner, head = rows_by_heads(HEIGHT, BLOCK_HEADS)
+    window, begin, count, _ = load_task(merges_ptr, tl.program_id(0))
+    inner, head = rows_by_heads(group, HEIGHT, BLOCK_HEADS)
     offs_dim = tl.arange(0, BLOCK_DIM)
     mask = (head < HEADS)[:, None] & (offs_dim < DIM)[None, :]
     offs_own = head[:, None] * DIM + offs_dim[None, :]
@@ -157,10 +158,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         edge_dim = 0 if transposed else edge_dim
         blocks = launch.attention_merge(heads, dim, edge_dim)
         rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
-        graph = (w.merges, w.row_index)
-        merge = Launch(
-            attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=-(-heads // blocks[0])
-        )
+        graph, groups = (w.merges, w.row_index), -(-heads // blocks[0])
+        parts = 2 if transposed or edge_dim > 0 else 1
+        merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=parts * groups)
     return Plan(main, merge)
 
 

@@ -249,7 +249,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     probe = 64 if size == 2 and (scaled or (group > 1 and long)) and not dropout else 0
     if group > 1 and not (dropout or scaled):
-        stages, most = 3 if long and width == 32 else 5, None if long or group > 2 else 128
+        stages, most = 3 if long and width == 32 else 5, None if long else 128 if group == 2 else 168
         return Config(width, 32, stages, 1, rows=group, registers=most, probe=probe)
     if dropout and width == 32:
         group = 1
@@ -291,13 +291,15 @@ def attention_group(heads: int, dim: int) -> int:
 
 
 @functools.cache
-def attention_merge(heads: int, dim: int, edge_dim: int = 0) -> tuple[int, int, int]:
+def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = False) -> tuple[int, int, int]:
     """Of the merge kernels of attention the heads, features and numbers of an edge that a program takes.
 
-    A slice of narrow heads is read as one piece, of up to four heads and 128 features.
+    A slice of narrow heads is read as one piece, of up to four heads and 128 sums, of which a ``tilted`` one
+    has two for each feature.
     """
-    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim, 16)
-    return min(power_of_two(heads), 4, max(1, 128 // max(block_dim, block_edge))), block_dim, block_edge
+    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim)
+    width = max(block_dim * (1 + tilted), block_edge)
+    return min(power_of_two(heads), 4, max(1, 128 // width)), block_dim, block_edge
 
 
 @functools.cache
@@ -365,7 +367,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if dropout:
         return Config(width, 32, 3, 1, rows=1 if backward else group)
     if backward and width == 32:
-        return Config(width, 32, 5, 1, rows=min(heads, 2), registers=168 if heads > 1 else 128)
+        return Config(width, 32, 3, 1, rows=min(heads, 2), registers=168 if heads > 1 else 128)
     if group == 1:
         registers = 128 if width == 32 else None if tilted else 168
         return Config(width, 32, 3, 1, rows=group, registers=registers, probe=probe)

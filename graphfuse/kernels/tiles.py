@@ -40,10 +40,10 @@ def on_their_way(height, width):
 
 
 @triton.jit
-def rows_by_heads(HEIGHT: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    # The rows of a slice and the heads of a program, flat: all heads of a row lie side by side in memory.
+def rows_by_heads(group, HEIGHT: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    # The rows of a slice and the heads of a group, flat: all heads of a row lie side by side in memory.
     place = tl.arange(0, HEIGHT * BLOCK_HEADS)
-    return place // BLOCK_HEADS, tl.program_id(1) * BLOCK_HEADS + place % BLOCK_HEADS
+    return place // BLOCK_HEADS, group * BLOCK_HEADS + place % BLOCK_HEADS
 
 
 @triton.jit

@@ -172,12 +172,10 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     operands = dict.fromkeys(("out_ptr", "softmax_ptr", "first_ptr", "second_ptr"), pointer)
     operands |= dict.fromkeys(("edge_sum_ptr", "third_ptr"), pointer) if edge_dim > 0 else {}
     operands |= {**dict.fromkeys(("partial_ptr", "slots_ptr"), "*fp32"), "merges_ptr": "*i32"}
-    merge = launch.attention_merge(heads, dim, edge_dim)
     constants = {
         "HEADS": heads,
         "DIM": dim,
         "EDGE_DIM": edge_dim,
-        **dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True)),
         "DROPOUT": 0.5,
         "ACC": tl.float32,
     }
@@ -186,9 +184,11 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     if edge_dim == 0:
         kernels += [(additive._additive_merge_kernel, tilt) for tilt in ({}, {"tilt_ptr": pointer})]
     for kernel, more in kernels:
+        merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
+        blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
         for height in (1, 16):
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}{'-tilted' if more else ''}]"
-            yield Case(name, kernel, operands | more, constants | {"HEIGHT": height}, 4)
+            yield Case(name, kernel, operands | more, constants | blocks | {"HEIGHT": height}, 4)
 
 
 def building() -> Iterator[Case]:
