@@ -259,7 +259,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         return Config(width, 32, 3, 1, registers=128)
     if width <= 64:
         registers = 168 if probe else 144 if dropout and width == 64 else None
-        return Config(width, 32, 5 if group > 1 else 3, 1, rows=group, registers=registers, probe=probe)
+        stages = 5 if group > 1 or (scaled and long and width == 64) else 3
+        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
     return Config(width, 32, 2, 4, probe=probe)
@@ -270,9 +271,8 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) 
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
     168 registers let twelve programs of one warp stay on a multiprocessor; left alone, the compiler takes up
-    to 194. Dropout, and two heads of 32, need more: a bound would make them spill. Two of 16 keep to it
-    unasked, and told to the compiler computes addresses anew to save registers. 32 and 64 features, and two
-    heads of 16, do better with two steps of rows on their way than with more programs.
+    to 194. Dropout and two heads of 32 would spill; two of 16 keep to it unasked. 32 and 64 features, and
+    two heads, do better with two steps of rows on their way than with more programs.
     """
     width = power_of_two(dim, 16)
     if width <= 64:
@@ -292,14 +292,10 @@ def attention_group(heads: int, dim: int) -> int:
 
 @functools.cache
 def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = False) -> tuple[int, int, int]:
-    """Of the merge kernels of attention the heads, features and numbers of an edge that a program takes.
-
-    A slice of narrow heads is read as one piece, of up to four heads and 128 sums, of which a ``tilted`` one
-    has two for each feature.
-    """
+    """Of merges the heads, features and numbers of an edge of a program: 64 sums, or ``tilted`` 32 pairs."""
     block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim)
     width = max(block_dim * (1 + tilted), block_edge)
-    return min(power_of_two(heads), 4, max(1, 128 // width)), block_dim, block_edge
+    return min(power_of_two(heads), max(1, 64 // width)), block_dim, block_edge
 
 
 @functools.cache
@@ -353,8 +349,8 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool = False) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with the maximum of 64 entries. Registers are bounded so that as many
-    programs fit as otherwise, but several heads or 64 features with their ``tilted`` sums need all there are.
+    Forward without dropout makes do with the maximum of 64 entries. Several heads, or 64 features, with
+    their ``tilted`` sums need all registers there are.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     probe = 0 if dropout or backward else 64
