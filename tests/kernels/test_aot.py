@@ -23,7 +23,7 @@ PRODUCTS = {
     "attention_bwd_window_kernel[fp16-8-16-0-0.0-False-True]": 40,
     "attention_bwd_window_kernel[fp16-4-32-0-0.0-False-True]": 80,
     "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 50,
-    "gat_bwd_window_kernel[fp16-4-32-0.0-False-None]": 48,
+    "gat_bwd_window_kernel[fp16-4-32-0.0-False-None]": 42,
 }
 
 
