@@ -93,7 +93,7 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     return stats, d_a_dst
 
 
-def _merge_gradients(w: Walk, shape: Shape, extra: int, parts: int) -> Launch | None:
+def _merge_gradients(w: Walk, shape: Shape, *, extra: int, parts: int) -> Launch | None:
     if w.num_slots == 0:
         return None
     blocks = launch.attention_merge(shape.heads, shape.dim, extra)
@@ -200,7 +200,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge_gradients(w, shape, 1, 2))
+    return Plan(main, _merge_gradients(w, shape, extra=1, parts=2))
 
 
 def _gatv2_bwd(
@@ -254,4 +254,4 @@ def _gatv2_bwd_plan(
     programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
     rest = (*rest, accumulator(dtype))
     main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge_gradients(w, shape, 0, 1 if transposed else 2))
+    return Plan(main, _merge_gradients(w, shape, extra=0, parts=1 if transposed else 2))
