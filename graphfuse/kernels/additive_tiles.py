@@ -17,9 +17,15 @@ def leaky_slope(u, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def exponent_rate(u, SLOPE: tl.constexpr):
+    # the slope of the exponent, times log2(e)
+    return tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
+
+
+@triton.jit
 def exponent(u, SLOPE: tl.constexpr):
     # the LeakyReLU of u, as an exponent of 2
-    return u * tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
+    return u * exponent_rate(u, SLOPE)
 
 
 @triton.jit

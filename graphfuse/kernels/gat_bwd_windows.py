@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, leaky_slope, load_stats
+from graphfuse.kernels.additive_tiles import exponent, exponent_rate, leaky_slope, load_stats
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     columns_last,
@@ -119,7 +119,7 @@ def gat_bwd_window_kernel(
         receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
         lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
         u = own + a_dst
-        rate = tl.where(u > 0, LOG2_E, LOG2_E * SLOPE)
+        rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))
         dropped = p
         if DROPOUT == 0:

@@ -249,6 +249,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     probe = 64 if size == 2 and (scaled or (group > 1 and long)) and not dropout else 0
     if group > 1 and not (dropout or scaled):
+        # a bound costs instructions, but where tasks are short what it makes of the loop is faster
         stages, most = 3 if long and width == 32 else 5, None if long else 128 if group == 2 else 168
         return Config(width, 32, stages, 1, rows=group, registers=most, probe=probe)
     if dropout and width == 32:
