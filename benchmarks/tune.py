@@ -5,7 +5,7 @@ with other values in the configurations that one of its functions returns, check
 benchmark does, and prints which to write there. For example:
 
     python -m benchmarks.tune attention attention_window --graphs reddit --only shape=8x16 mode=fwd \
-        --vary probe=0,64,128 registers=none,128,168
+        --vary guess=0,1 registers=none,128,168
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         graph, with_loops = window_graph(structure, loops)
         pair = gathered_together(config)
         rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
-        probe = config.probe if 0 <= slope <= 1 else 0  # beyond, scores do not grow with their terms
-        rest += (config.step, config.stages, probe, slope, dropout, with_loops, acc)
+        guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
+        rest += (config.step, config.stages, guess, slope, dropout, with_loops, acc)
         groups = -(-heads // config.rows)
         main = Launch(gat_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:

@@ -120,7 +120,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, load)
         graph, with_loops = window_graph(structure, loops)
         rest = (w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, config.probe, scale, dropout, with_loops, acc)
+        rest += (config.step, config.stages, config.warps, config.guess, scale, dropout, with_loops, acc)
         groups = -(-heads // config.rows)
         main = Launch(attention_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:

@@ -276,21 +276,26 @@ def shift_of(top):
     return tl.where(top == float("-inf"), 0.0, top)
 
 
+@triton.constexpr_function
+def deviation(scale, dim, rows):
+    # what makes of the sum of squares of `rows` vectors of `dim` numbers the deviation of their products
+    return abs(scale) / (rows * dim**0.5)
+
+
 @triton.jit
-def first_part(begin, end, PROBE: tl.constexpr):
-    # Where the entries end whose maximum is to serve the others of a window: after PROBE of many, else at the
-    # end, as with PROBE 0.
-    if PROBE > 0:
-        end = tl.where(end - begin > 2 * PROBE, begin + PROBE, end)
-    return end
+def small_scores(q, SCALE: tl.constexpr, DIM: tl.constexpr):
+    # Whether scores of these rows of q, [.., 16, DIM], can be expected to be so small that softmax needs no
+    # maximum: keys as long as the queries are, in directions of their own, would make scores that deviate
+    # from 0 by 2 or less. Where keys are longer `held` will say so.
+    squares = q.to(tl.float32) * q.to(tl.float32)
+    return tl.sum(squares) * deviation(SCALE, DIM, q.numel // q.shape[len(q.shape) - 1]) <= 2.0  # NaN is not
 
 
 @triton.jit
 def tame(top):
-    # Whether the maxima so far, exponents of 2, let one expect that exp(score - shift) of others is a number
-    # of half precision too: exp(11) still is, and exp(-8) is one of full precision.
-    near = (top == float("-inf")) | (tl.abs(top) <= 8.0 * LOG2_E)  # NaN is not near
-    return tl.where(near, 1, 0)
+    # Whether scores, exponents of 2, let one expect that exp(score - shift) of others is a number of half
+    # precision too: exp(11) still is, and exp(-8) is one of full precision.
+    return tl.where(tl.abs(top) <= 8.0 * LOG2_E, 1, 0)  # NaN is not
 
 
 @triton.jit
@@ -309,7 +314,7 @@ def held(total, seen):
     # Whether it was, for the rows of each head, one after the other: no weight overflowed, and those of a row
     # with edges are not all tiny.
     some = (tl.reduce(seen, 0, either) >> (tl.arange(0, total.shape[0]) % 16)) & 1
-    good = ((total >= 2.0**-6) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
+    good = ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
     return tl.min(tl.where(good, 1, 0))
 
 

@@ -6,7 +6,6 @@ import triton.language as tl
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     columns_last,
-    first_part,
     flat,
     gather,
     group_tile,
@@ -28,8 +27,8 @@ from graphfuse.kernels.attention_tiles import (
     shift_of,
     side_by_side,
     signed,
+    small_scores,
     store_softmax,
-    tame,
     window_step,
 )
 from graphfuse.kernels.tiles import as_scores, dot, finite, load_bits, load_task, rows_at
@@ -278,7 +277,7 @@ def attention_window_kernel(
     copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_rows,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, PROBE: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     RATE: tl.constexpr = rate_of(SCALE)
@@ -295,9 +294,11 @@ def attention_window_kernel(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows_of_scores(row_index_ptr, window, GROUP, ACC), heads, False)
     state = no_edges(GROUP, BLOCK_DIM, ACC)  # what a loop leaves behind has to exist before it, for Triton
-    # The maximum of the first entries serves the others, if they are tame. Should it turn out to have been
-    # too small or too large, all is done once more, with a running maximum to the end.
-    middle = first_part(begin, end, PROBE)
+    # Where scores look small no maximum is subtracted. Should that turn out to have been wrong, all is done
+    # once more, with a running maximum: that is for the entries up to `middle`, all or none.
+    middle = end
+    if GUESS:
+        middle = tl.where(small_scores(q, SCALE, DIM), begin, end)
     todo = 1
     while todo > 0:
         todo = 0
@@ -305,22 +306,20 @@ def attention_window_kernel(
             k_ptr, v_ptr, key_scale_ptr, row_index_ptr, seed_ptr, window, head, q, num_rows, with_loop,
             K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, SCALE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
-        state, _ = attend(
-            row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, window,
-            begin, middle, head, q, own_key, state, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM,
-            COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
-        if PROBE > 0:
+        if not GUESS or middle > begin:
+            state, _ = attend(
+                row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr,
+                window, begin, middle, head, q, own_key, state, False, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
+                BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+        if GUESS:
             if middle < end:
-                done = tl.min(tame(none_at_all(state[0])))
-                if done > 0:
-                    state, seen = attend(
-                        row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr,
-                        seed_ptr, window, middle, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE,
-                        HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
-                    )  # fmt: skip
-                    done = held(state[1], seen)
-                todo = 1 - done
+                state, seen = attend(
+                    row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr,
+                    window, begin, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
+                    BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
+                )  # fmt: skip
+                todo = 1 - held(state[1], seen)
                 middle = end
     top, total, acc = state
     top = flat(none_at_all(top), GROUP)

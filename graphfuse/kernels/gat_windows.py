@@ -19,7 +19,6 @@ from graphfuse.kernels.additive_tiles import exponent, finish
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     eight_times,
-    first_part,
     gather,
     head_of_tile,
     held,
@@ -283,15 +282,15 @@ def store_head(
 #             sum, (0, 0) where no edge; slices of a cut window write theirs to their slot
 #   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
 #             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
-#             its own features. With PROBE the maximum of so many entries serves the others too, as in
-#             attention
+#             its own features. With GUESS the score that the mean of the first sources would make serves as
+#             the maximum
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_window_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
     row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_rows, num_loops,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PROBE: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     TILTED: tl.constexpr = tilt_ptr is not None
@@ -313,8 +312,16 @@ def gat_window_kernel(
             own_key += (key_of(seed_ptr, places, head + g, False),)
         # What a loop leaves behind has to exist before it, for Triton.
         states += (no_edges(PAIR * BLOCK_DIM, ACC),)
-    # Maximum, check and second attempt are those of `attention_window_kernel`.
-    middle = first_part(begin, end, PROBE)
+    # A guess serves in place of the maxima if they seem to be near. Should that turn out to have been wrong,
+    # all is done once more, as in `attention_window_kernel`.
+    middle, guesses = end, nothing()
+    if GUESS:
+        middle = begin
+        first_columns = load_columns(column_ptr, begin, end, COLUMNS)
+        others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
+        for g in tl.static_range(GROUP):
+            mean = tl.sum(others[g].to(ACC)) / COLUMNS
+            guesses += (exponent(own[g].reshape(16) + mean, SLOPE),)
     todo = 1
     while todo > 0:
         todo = 0
@@ -326,21 +333,26 @@ def gat_window_kernel(
                     X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
                 ),
             )  # fmt: skip
-        states, _ = attend(
-            column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
-            middle, head, own, own_key, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
-            COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
-        if PROBE > 0:
+        if not GUESS or middle > begin:
+            states, _ = attend(
+                column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
+                middle, head, own, own_key, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR,
+                BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+        if GUESS:
             if middle < end:
-                good = tame(states[0][0]) & in_range(own[0].reshape(16), states[0][0])
-                for g in tl.static_range(1, GROUP):
-                    good &= tame(states[g][0]) & in_range(own[g].reshape(16), states[g][0])
-                done = tl.min(good)
+                good = tl.full((16,), 1, dtype=tl.int32)
+                guessed = nothing()
+                for g in tl.static_range(GROUP):
+                    top, total, high, acc, tilt = states[g]
+                    top = tl.where(top == float("-inf"), guesses[g], top)
+                    good &= tame(top) & in_range(own[g].reshape(16), top)
+                    guessed += ((top, total, high, acc, tilt),)
+                states, done = guessed, tl.min(good)
                 if done > 0:
                     states, seen = attend(
                         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
-                        middle, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
+                        begin, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
                         PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
                     done = held(states[0][1], seen)

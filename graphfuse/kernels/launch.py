@@ -56,7 +56,7 @@ class Config(NamedTuple):
     merge_warps: int = 4
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
-    probe: int = 0  # entries whose maximum a window of attention tries to make do with; 0: no such try
+    guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
 
 
 class GemmOrder(enum.Enum):
@@ -242,16 +242,16 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     """Window kernel of :func:`graphfuse.kernels.attention.attention_fwd`, elements of ``size`` bytes.
 
     ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
-    running maximum where a step computes longer than it gathers: of narrow heads where tasks are long, and of
-    keys that are ``scaled`` values but for one load. Of five stages two steps of rows are on their way, of
-    three one.
+    running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
+    and of keys that are ``scaled`` values but for one load. Of five stages two steps of rows are on their
+    way, of three one.
     """
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
-    probe = 64 if size == 2 and (scaled or (group > 1 and long)) and not dropout else 0
+    guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
     if group > 1 and not (dropout or scaled):
         # a bound costs instructions, but where tasks are short what it makes of the loop is faster
-        stages, most = 3 if long and width == 32 else 5, None if long else 128 if group == 2 else 168
-        return Config(width, 32, stages, 1, rows=group, registers=most, probe=probe)
+        stages, most = 3 if long and width == 32 else 5, 168 if group > 2 else None if long else 128
+        return Config(width, 32, stages, 1, rows=group, registers=most, guess=guess)
     if dropout and width == 32:
         group = 1
     if width == 64 and load is Load.FEW and not scaled:
@@ -259,12 +259,12 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     if width == 64 and scaled and load is Load.NORMAL:
         return Config(width, 32, 3, 1, registers=128)
     if width <= 64:
-        registers = 168 if probe else 144 if dropout and width == 64 else None
+        registers = 168 if guess else 144 if dropout and width == 64 else None
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
-        return Config(width, 32, stages, 1, rows=group, registers=registers, probe=probe)
+        return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, probe=probe)
-    return Config(width, 32, 2, 4, probe=probe)
+        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, guess=guess)
+    return Config(width, 32, 2, 4, guess=guess)
 
 
 @functools.cache
@@ -350,25 +350,25 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool = False) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with the maximum of 64 entries. Several heads, or 64 features, with
+    Forward without dropout makes do with a guess at the maxima. Several heads, or 64 features, with
     their ``tilted`` sums need all registers there are.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
-    probe = 0 if dropout or backward else 64
-    if probe > 0 and heads > 1 and width <= 32 and not tilted:
+    guess = not (dropout or backward)
+    if guess and heads > 1 and width <= 32 and not tilted:
         if dim <= 8:
-            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=128, probe=probe)
-        return Config(width, 32, 3, 1, rows=2, registers=168, probe=probe)
+            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=128, guess=guess)
+        return Config(width, 32, 3, 1, rows=2, registers=168, guess=guess)
     if width > 64:
-        return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, probe=probe)
+        return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
     if dropout:
         return Config(width, 32, 3, 1, rows=1 if backward else group)
     if backward and width == 32:
         return Config(width, 32, 3, 1, rows=min(heads, 2), registers=168 if heads > 1 else 128)
     if group == 1:
         registers = 128 if width == 32 else None if tilted else 168
-        return Config(width, 32, 3, 1, rows=group, registers=registers, probe=probe)
-    return Config(width, 32, 3 if backward else 5, 1, rows=group, probe=probe)
+        return Config(width, 32, 3, 1, rows=group, registers=registers, guess=guess)
+    return Config(width, 32, 3 if backward else 5, 1, rows=group, guess=guess)
 
 
 @functools.cache

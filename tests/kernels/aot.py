@@ -239,7 +239,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "SCALE": 0.125,
                 "DROPOUT": rate,
                 "LOOPS": int(loops) if "window" in kernel.__name__ else loops,
-                "PROBE": config.probe,
+                "GUESS": config.guess,
                 "ACC": tl.float32,
                 "EDGE_STRIDE": edge_dim,
             }
@@ -294,7 +294,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "EDGES": config.step,
                 "STAGES": config.stages,
                 "WARPS": config.warps,
-                "PROBE": config.probe,
+                "GUESS": config.guess,
                 "SLOPE": 0.2,
                 "DROPOUT": rate,
                 "LOOPS": 1 if "window" in kernel.__name__ else True,

@@ -26,8 +26,7 @@ def take(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
         def grouped(*arguments: Any, config: Any = config, **more: Any) -> launch.Config:
             found = config(*arguments, **more)
             backward = more.get("backward", False)
-            probe = 32 if found.probe > 0 else 0
-            return found if backward else found._replace(rows=group, probe=probe)
+            return found if backward else found._replace(rows=group)
 
         monkeypatch.setattr(launch, name, grouped)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
