@@ -55,9 +55,9 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-# Bytes that a thread may spill, and kernels that may spill more: windows that guess, in the loop with a running
-# maximum, which is for those that guessed wrong. Their bounds on registers were swept on sm_90, GAT's without
-# self-loops, which only small graphs tell by place.
+# Bytes that a thread may spill, and kernels that may spill more: windows that guess, in the loop with a
+# running maximum, which is for those that guessed wrong. Their bounds on registers were swept on sm_90, GAT's
+# without self-loops, which only small graphs tell by place.
 SPILLED = 64 if triton.__version__.startswith("3.6.") else 128  # launches are chosen for 3.6's compiler
 SPILLED_MORE = {
     "sm_80": {
