@@ -3,7 +3,7 @@
 Every call of a device function looks through all of ``triton.language`` for what the launch has replaced
 already, every tensor makes its shape and types anew, of operands that fit each other it is found out whether
 they fit, and every addition is done again in int64 to see whether it overflows. Results are the same to the
-bit.
+bit, but for bfloat16: float32 is rounded to it, as GPUs do, where the interpreter cuts bits off.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.language import core
@@ -24,6 +25,7 @@ def prepare() -> None:
     if not "3.6" <= triton.__version__[:3] <= "3.9":
         return
     _take_numbers_for_masks()
+    _round_to_bfloat16()
     _replace_once_a_launch()
     _type_tuples_on_demand()
     _look_dtypes_up_once()
@@ -50,6 +52,21 @@ def _take_numbers_for_masks() -> None:
         return store(self, ptrs, value, condition(mask), *rest)
 
     builder.create_masked_load, builder.create_masked_store = load_where, store_where
+
+
+def _round_to_bfloat16() -> None:
+    builder = interpreter.InterpreterBuilder
+    cast = builder.cast_impl
+
+    def rounded(self: Any, x: Any, kind: Any) -> Any:
+        if x.dtype.scalar != tl.float32 or kind.scalar != tl.bfloat16:
+            return cast(self, x, kind)
+        bits = np.ascontiguousarray(x.data).view(np.uint32)  # the upper half of them is a bfloat16
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # of two that are as near the even one
+        nearest = np.where(np.isnan(x.data), bits >> 16 | 0x40, nearest)
+        return interpreter.TensorHandle(nearest.astype(np.uint16), tl.bfloat16)
+
+    builder.cast_impl = rounded
 
 
 def _replace_once_a_launch() -> None:
