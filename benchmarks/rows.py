@@ -68,6 +68,7 @@ def describe(record: Record) -> tuple[str, str, str, str, str]:
     extra = record.extra
     mode = [record.mode or "-"]
     mode += ["captured"] if extra.get("captured") else []
+    mode += ["sparse features"] if extra.get("features") == "sparse" else []
     mode += [f"{extra['ids']} ids"] if "ids" in extra else []
     mode += ["grad"] if extra.get("grad") else []
     mode += [f"dropout {extra['dropout']:g}"] if extra.get("dropout") else []

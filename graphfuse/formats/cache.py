@@ -68,6 +68,28 @@ def row_windows(edge_index: Tensor | RowWindows, num_src: int, num_dst: int) -> 
     return pin_if_capturing(found)
 
 
+def matrix_windows(matrix: Tensor) -> RowWindows | None:
+    """The record of the entries of a ``torch.sparse`` matrix (COO, CSR or CSC), the rows its receivers.
+
+    Edges are numbered as the matrix's values are. Found and kept as by :func:`row_windows`. PyTorch counts
+    writes to indices and values together, so after either the indices are hashed. During CUDA graph capture
+    there is None where a record would have to be built or hashed.
+    """
+    state, sizes = [_state(part) for part in inputs.index_parts(matrix)], (matrix.size(1), matrix.size(0))
+    with _LOCK:
+        known = _KNOWN.get(matrix)
+        found = None if known is None else known.records.get(sizes)
+        same = known is not None and known.state == state
+        if found is not None and same and not any(_must_hash(matrix, part) for part in state):
+            return pin_if_capturing(found)
+        if _is_capturing(matrix):
+            return None
+        if found is None or not found.matches(inputs.as_edge_index(matrix, None)[0]):
+            found = RowWindows.from_edge_index(matrix)
+        _keep(matrix, state, {sizes: found})
+    return found
+
+
 def remember(edge_index: Tensor, record: RowWindows) -> None:
     """Makes ``record`` what :func:`row_windows` returns for ``edge_index`` and the record's sizes."""
     num_dst, num_src = record.shape

@@ -117,17 +117,25 @@ def check_indices(edge_index: Tensor, num_src: int, num_dst: int) -> None:
             )
 
 
+def index_parts(matrix: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that say where the values of a sparse matrix stand; writes to it change their versions."""
+    if matrix.layout == torch.sparse_coo:
+        return (matrix._indices(),)
+    if matrix.layout == torch.sparse_csr:
+        return matrix.crow_indices(), matrix.col_indices()
+    if matrix.layout == torch.sparse_csc:
+        return matrix.ccol_indices(), matrix.row_indices()
+    raise ValueError(f"`edge_index` has layout {matrix.layout}, wanted strided, sparse COO, CSR or CSC")
+
+
 def _sparse_indices(adj_t: Tensor) -> Tensor:
     if adj_t.dim() != 2:
         raise ValueError(f"`edge_index` must be a sparse matrix (got {adj_t.dim()} dimensions)")
+    parts = index_parts(adj_t)
     if adj_t.layout == torch.sparse_coo:
-        row, col = adj_t._indices()
-    elif adj_t.layout == torch.sparse_csr:
-        row = torch.repeat_interleave(torch.diff(adj_t.crow_indices()))
-        col = adj_t.col_indices()
-    elif adj_t.layout == torch.sparse_csc:
-        row = adj_t.row_indices()
-        col = torch.repeat_interleave(torch.diff(adj_t.ccol_indices()))
+        row, col = parts[0]
     else:
-        raise ValueError(f"`edge_index` has layout {adj_t.layout}, wanted strided, sparse COO, CSR or CSC")
+        starts, inner = parts
+        outer = torch.repeat_interleave(torch.diff(starts))
+        row, col = (outer, inner) if adj_t.layout == torch.sparse_csr else (inner, outer)
     return torch.stack([col, row])

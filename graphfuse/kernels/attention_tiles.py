@@ -295,7 +295,7 @@ def small_scores(q, SCALE: tl.constexpr, DIM: tl.constexpr):
 def tame(top):
     # Whether scores, exponents of 2, let one expect that exp(score - shift) of others is a number of half
     # precision too: exp(11) still is, and exp(-8) is one of full precision.
-    return tl.where(tl.abs(top) <= 8.0 * LOG2_E, 1, 0)  # NaN is not
+    return tl.abs(top) <= 8.0 * LOG2_E  # NaN is not
 
 
 @triton.jit
@@ -315,7 +315,7 @@ def held(total, seen):
     # with edges are not all tiny.
     some = (tl.reduce(seen, 0, either) >> (tl.arange(0, total.shape[0]) % 16)) & 1
     good = ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
-    return tl.min(tl.where(good, 1, 0))
+    return tl.min(good.to(tl.int32)) > 0
 
 
 @triton.jit

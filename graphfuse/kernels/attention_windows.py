@@ -295,7 +295,8 @@ def attention_window_kernel(
         own_key = key_of(seed_ptr, rows_of_scores(row_index_ptr, window, GROUP, ACC), heads, False)
     state = no_edges(GROUP, BLOCK_DIM, ACC)  # what a loop leaves behind has to exist before it, for Triton
     # Where scores look small no maximum is subtracted. Should that turn out to have been wrong, all is done
-    # once more, with a running maximum: that is for the entries up to `middle`, all or none.
+    # once more, with a running maximum: that is for the entries up to `middle`, all or none. (Of two walks
+    # one after the other, or told apart by a flag, the compiler crowds the first for the second's sake.)
     middle = end
     if GUESS:
         middle = tl.where(small_scores(q, SCALE, DIM), begin, end)
@@ -319,7 +320,7 @@ def attention_window_kernel(
                     window, begin, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
                     BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
                 )  # fmt: skip
-                todo = 1 - held(state[1], seen)
+                todo = tl.where(held(state[1], seen), 0, 1)
                 middle = end
     top, total, acc = state
     top = flat(none_at_all(top), GROUP)

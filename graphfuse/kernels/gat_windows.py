@@ -227,7 +227,7 @@ def attend(
 def in_range(own, top):
     # Whether the factors of receivers, of which the first is larger where it matters, are small enough that a
     # source's, where that is 0 for being too small for float32, would have made a weight that is nothing.
-    return tl.where(own * LOG2_E - shift_of(top) <= 60.0, 1, 0)  # NaN is not
+    return own * LOG2_E - shift_of(top) <= 60.0  # NaN is not
 
 
 @triton.jit
@@ -341,15 +341,15 @@ def gat_window_kernel(
             )  # fmt: skip
         if GUESS:
             if middle < end:
-                good = tl.full((16,), 1, dtype=tl.int32)
+                good = tl.full((16,), 1, dtype=tl.int1)
                 guessed = nothing()
                 for g in tl.static_range(GROUP):
                     top, total, high, acc, tilt = states[g]
                     top = tl.where(top == float("-inf"), guesses[g], top)
                     good &= tame(top) & in_range(own[g].reshape(16), top)
                     guessed += ((top, total, high, acc, tilt),)
-                states, done = guessed, tl.min(good)
-                if done > 0:
+                states, done = guessed, tl.min(good.to(tl.int32)) > 0
+                if done:
                     states, seen = attend(
                         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
                         begin, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
@@ -358,7 +358,7 @@ def gat_window_kernel(
                     done = held(states[0][1], seen)
                     for g in tl.static_range(1, GROUP):
                         done &= held(states[g][1], seen)
-                todo = 1 - done
+                todo = tl.where(done, 0, 1)
                 middle = end
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
     sums, tilts = nothing(), nothing()

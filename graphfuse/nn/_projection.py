@@ -12,6 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse.nn._dispatch import is_plain_tensor
+from graphfuse.nn._sparse_features import affine_of_sparse
 from graphfuse.ops.columns import sums_quickly, with_bias_gradient
 
 
@@ -48,6 +49,8 @@ def mapped(x: Tensor, lin: Any) -> Tensor:
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.layout is not torch.strided:
+        return affine_of_sparse(x, weight, bias)
     if bias is None or not sums_quickly(x, weight.size(0), bias):
         return F.linear(x, weight, bias)
     return with_bias_gradient(F.linear(x, weight, bias.detach()), bias)

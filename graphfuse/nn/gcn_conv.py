@@ -19,7 +19,7 @@ from graphfuse.formats.cache import row_windows
 from graphfuse.formats.lasting import lasting
 from graphfuse.kernels.device import kernel_problem
 from graphfuse.nn import _dispatch
-from graphfuse.nn._projection import may_read
+from graphfuse.nn._projection import mapped, may_read
 from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
 
@@ -218,7 +218,7 @@ class GCNConv(MessagePassing):
             operands = Operands(x, edge_weight, loop_weight, weight, bias)
             return aggregate(windows, operands, scale, scale, False, None)
         # the dtype that PyG's messages and bias would be summed in, under autocast too
-        x, dtype = self.lin(x), x.dtype
+        x, dtype = mapped(x, self._modules["lin"]), x.dtype
         dtype = x.dtype if scale is None else torch.promote_types(dtype, x.dtype)
         # a bias that no kernel takes is added to what one returns
         late = bias if bias is not None and kernel_problem(x.device, bias.dtype) is not None else None
@@ -237,12 +237,12 @@ class GCNConv(MessagePassing):
         degree = ops.spmm(windows, ones, edge_weight, loop_weight=loop_weight)
         scale = degree.pow(-0.5)
         scale = scale.masked_fill(scale == float("inf"), 0.0)
-        out = ops.spmm(windows, self.lin(x) * scale, edge_weight, loop_weight=loop_weight) * scale
+        x = mapped(x, self._modules["lin"])
+        out = ops.spmm(windows, x * scale, edge_weight, loop_weight=loop_weight) * scale
         return out if self.bias is None else out + self.bias
 
     def _plain_weight(self, x: Tensor) -> Tensor | None:
-        # None: a projection that is more than a weight, autocast, or sparse features, whose product is
-        # PyTorch's, go through the module
+        # None: a projection that is more than a weight, autocast, and sparse features come first
         lin = self._modules["lin"]
         if not may_read(lin) or lin._parameters["bias"] is not None:
             return None

@@ -86,8 +86,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench.REGISTRY["captured_steps"]
 
 
-def case(kind: str, captured: bool, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    return {"graph": "small", "kind": kind, "dtype": dtype, "captured": captured, "mode": "step"}
+def case(kind: str, captured: bool, dtype: torch.dtype = torch.float32, **more: str) -> dict[str, Any]:
+    given = {"graph": "small", "kind": kind, "dtype": dtype, "captured": captured, "mode": "step"}
+    return {"features": "dense", **given, **more}
 
 
 @pytest.mark.usefixtures("untimed")
@@ -100,12 +101,22 @@ def test_eager_steps(kind: str, steps: Bench) -> None:
     assert theirs.extra["time over graphfuse"]["p50"] == 1.0
 
 
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.parametrize("kind", ["gcn", "gat", "transformer"])
+def test_steps_on_sparse_features(kind: str, steps: Bench) -> None:
+    ours, theirs = steps.rows(case(kind, False, features="sparse"), quick=True)
+    assert (ours.status, ours.path, theirs.status) == ("ok", "fused", "ok"), (ours, theirs)
+    assert ours.extra["features"] == "sparse"
+    given = steps.problem(**case(kind, False, features="sparse")).inputs
+    assert given.x.layout is torch.sparse_csr and given.x.to_dense().equal(given.data.x)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_pyg_needs_for_a_capture_changes_no_number(kind: str, steps: Bench) -> None:
     made = steps.problem(**case(kind, True))
     inputs = made.inputs
     net, edges = inputs.net(pyg, prepared=True), inputs.edges(prepared=True)
-    found = captured_steps._results(inputs, net, edges)
+    found = captured_steps._results(inputs, net, inputs.x, edges)
     assert not made.check(found).wrong
     for place in range(2):
         damaged = [result.clone() for result in found]
@@ -115,7 +126,7 @@ def test_what_pyg_needs_for_a_capture_changes_no_number(kind: str, steps: Bench)
         plain = (edges[0][:, : inputs.data.num_edges], *(torch.ones_like(w) for w in edges[1:]))
         if kind == "gcn":
             plain = (edges[0], *plain[1:])
-        assert made.check(captured_steps._results(inputs, net, plain)).wrong
+        assert made.check(captured_steps._results(inputs, net, inputs.x, plain)).wrong
 
 
 @pytest.mark.usefixtures("untimed")

@@ -1,4 +1,4 @@
-"""Features that are a torch.sparse matrix: projected as PyG does it, and fused from there."""
+"""Features that are a torch.sparse matrix: an aggregation projects them, and layers fuse from there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_geometric.nn as pyg
 
 import graphfuse.nn as ours
-from graphfuse import why_not
+from graphfuse import RowWindows, clear_cache, why_not
+from graphfuse.formats.cache import matrix_windows
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.testing import GRAPHS
+from graphfuse.nn._sparse_features import affine_of_sparse
+from graphfuse.testing import GRAPHS, assert_close
+from graphfuse.train import loop
 
 LAYERS: dict[str, dict[str, Any]] = {
     "GCNConv": {},
@@ -75,3 +79,122 @@ def test_a_layer_without_a_projection_says_why_not(device: torch.device) -> None
     edge_index, (num_nodes, _) = GRAPHS["self_loops"](device)
     x = torch.eye(num_nodes, device=device).to_sparse()
     assert why_not(ours.AGNNConv(), x, edge_index) == ["the features are not a dense tensor"]
+
+
+def matrix(num_rows: int, num_cols: int, layout: str, device: torch.device) -> torch.Tensor:
+    """A sparse matrix with an empty row, a full one, an empty column and a number that is stored though 0."""
+    generator = torch.Generator(device).manual_seed(5)
+    dense = torch.randn(num_rows, num_cols, device=device, generator=generator)
+    dense *= torch.rand(dense.shape, device=device, generator=generator) < 0.2
+    dense[0], dense[1], dense[:, 0] = 0.0, 1.0, 0.0
+    x = dense.to_sparse(layout=LAYOUTS[layout])
+    (x._values() if layout == "coo" else x.values())[3] = 0.0
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("out_dim", [1, 7, 33])
+def test_the_map_and_its_gradients(
+    out_dim: int, layout: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = matrix(37, 21, layout, device)
+    x = x if dtype is torch.float32 else x.to(dtype)
+    weight = torch.randn(out_dim, 21, device=device).to(dtype).requires_grad_()
+    bias = torch.randn(out_dim, device=device).to(dtype).requires_grad_()
+    grad = torch.randn(37, out_dim, device=device).to(dtype)
+
+    def run(x: torch.Tensor, dtype: torch.dtype | None, call: Any) -> list[torch.Tensor]:
+        operands = [one.detach().to(dtype or one.dtype).requires_grad_() for one in (weight, bias)]
+        out = call(x if dtype is None else x.to(dtype), *operands)
+        return [out, *torch.autograd.grad(out, operands, grad.to(out.dtype))]
+
+    actual = run(x, None, affine_of_sparse)
+    rounded, exact = run(x.to_dense(), None, F.linear), run(x.to_dense(), torch.float64, F.linear)
+    for name, *three in zip(("out", "d_weight", "d_bias"), actual, rounded, exact, strict=True):
+        assert three[0].dtype is dtype
+        assert_close(name, *three)
+
+
+def test_numbers_at_one_place_add_up(device: torch.device) -> None:
+    at = torch.tensor([[0, 0, 2], [1, 1, 0]], device=device)
+    x = torch.sparse_coo_tensor(at, torch.tensor([1.0, 2.0, 4.0], device=device), (3, 2))
+    weight = torch.tensor([[8.0, 16.0]], device=device)
+    assert not x.is_coalesced()
+    assert affine_of_sparse(x, weight, None).tolist() == [[48.0], [0.0], [32.0]]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 4), (3, 0)], ids=str)
+def test_no_numbers(shape: tuple[int, int], device: torch.device) -> None:
+    x = torch.zeros(shape, device=device).to_sparse()
+    weight, bias = torch.ones(2, shape[1], device=device, requires_grad=True), torch.ones(2, device=device)
+    out = affine_of_sparse(x, weight, bias)
+    torch.testing.assert_close(out, torch.ones(shape[0], 2, device=device))
+    assert torch.autograd.grad(out.sum(), weight)[0].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_are_found_again_until_they_are_stale(layout: str, device: torch.device) -> None:
+    x = matrix(20, 9, layout, device)
+    found = matrix_windows(x)
+    assert isinstance(found, RowWindows)
+    assert found.shape == (20, 9)
+    assert matrix_windows(x) is found
+    (x._values() if layout == "coo" else x.values()).mul_(2)  # no part of the record
+    assert matrix_windows(x) is found
+    weight = torch.eye(9, device=device)
+    torch.testing.assert_close(affine_of_sparse(x, weight, None), x.to_dense())
+    if layout == "coo":
+        x._indices()[1] -= 1  # the first column is empty, as is the first row
+    else:
+        (x.col_indices() if layout == "csr" else x.row_indices()).sub_(1)
+    assert matrix_windows(x) is not found
+    torch.testing.assert_close(affine_of_sparse(x, weight, None), x.to_dense())
+    found = matrix_windows(x)
+    clear_cache()
+    assert matrix_windows(x) is not found
+
+
+def test_features_of_inference_mode(device: torch.device) -> None:
+    with torch.inference_mode():
+        x = matrix(20, 9, "csr", device)
+        dense = x.to_dense()
+        assert affine_of_sparse(x, torch.eye(9, device=device), None).equal(dense)
+    weight = torch.eye(9, device=device, requires_grad=True)
+    affine_of_sparse(x, weight, None).sum().backward()
+    torch.testing.assert_close(weight.grad, dense.sum(0).expand(9, 9))
+
+
+def test_a_gradient_of_the_features_is_pytorchs(device: torch.device) -> None:
+    x = matrix(20, 9, "coo", device).coalesce().requires_grad_()
+    weight = torch.randn(4, 9, device=device)
+    affine_of_sparse(x, weight, None).sum().backward()
+    torch.testing.assert_close(x.grad.to_dense(), weight.sum(0).expand(20, 9), rtol=1e-4, atol=1e-4)
+
+
+def test_autocast(device: torch.device) -> None:
+    x = matrix(20, 9, "csr", device)
+    weight = torch.randn(4, 9, device=device, requires_grad=True)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found = affine_of_sparse(x, weight, weight.detach()[:, 0])
+        wanted = F.linear(x.to_dense(), weight, weight.detach()[:, 0])
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    found.sum().backward()
+    assert weight.grad.dtype is torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_captured(name: str, device: torch.device) -> None:
+    edge_index, (num_nodes, _) = GRAPHS["self_loops"](device)
+    x = matrix(num_nodes, 12, "csr", device)
+    layer = getattr(ours, name)(12, 4, **LAYERS[name]).to(device)
+
+    def step() -> list[torch.Tensor]:
+        out = layer(x, edge_index)
+        return [out, *torch.autograd.grad((out**2).sum(), list(layer.parameters()))]
+
+    wanted = step()
+    for mine, other in zip(loop.captured(step)(), wanted, strict=True):
+        assert torch.equal(mine, other)
