@@ -157,7 +157,7 @@ def _registered(w: RowWindows) -> Ops:
 def _gcn(layer: Any, x: Tensor, w: RowWindows, op: Ops) -> Callable[[], Tensor]:
     weight, bias = layer.lin.weight, layer.bias
     degree = (w.edges_per_row() - w.loops_per_row() + 1).float()
-    scale, loop_weight = degree.rsqrt(), torch.ones_like(degree)
+    scale, loop_weight = degree.double().pow(-0.5).float(), torch.ones_like(degree)
     return lambda: op.spmm_gemm(x, weight, bias, scale, loop_weight)
 
 

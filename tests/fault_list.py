@@ -396,4 +396,13 @@ FAULTS = (
         "return w.row_mask, 2",
         _select("ops/test_reordered", "test_gat and repeated"),
     ),
+    Fault(
+        "written-matrix",
+        "stale record",
+        "sparse features whose indices were written to keep the record of the old ones",
+        "formats/cache.py",
+        "same = known is not None and known.state == state",
+        "same = True",
+        _select("nn/test_sparse_features", "until_they_are_stale"),
+    ),
 )

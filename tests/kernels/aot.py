@@ -63,22 +63,23 @@ SPILLED_MORE = {
     "sm_80": {
         "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 264,
         "gat_window_kernel[fp16-4-32-0.0-False-None]": 72,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 72,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 104,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 168,
     },
     "sm_90": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 120,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 176,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 272,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]": 80,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 136,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 208,
     },
     "sm_100": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 120,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 176,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 248,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]": 88,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 120,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 184,
     },
     "gfx942": {
-        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 276,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]": 668,
+        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 236,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]": 700,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 76,
     },
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
