@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from torch_geometric.data import Data
 
 import graphfuse.nn as ours
-from graphfuse import RowWindows, clear_cache, why_not
+from graphfuse import RowWindows, clear_cache, warmup, why_not
 from graphfuse.formats.cache import matrix_windows
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.nn._sparse_features import affine_of_sparse
@@ -153,6 +154,20 @@ def test_windows_are_found_again_until_they_are_stale(layout: str, device: torch
     found = matrix_windows(x)
     clear_cache()
     assert matrix_windows(x) is not found
+
+
+def test_warmup_builds_them(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index, (num_nodes, _) = GRAPHS["self_loops"](device)
+    data = Data(x=matrix(num_nodes, 12, "csr", device), edge_index=edge_index)
+    layer = warmup(ours.GATConv(12, 4).to(device), data)
+
+    def build(*_: Any) -> None:
+        raise AssertionError("windows are built again")
+
+    monkeypatch.setattr(RowWindows, "from_edge_index", build)
+    layer(data.x, data.edge_index).sum().backward()
+    with pytest.raises(AssertionError, match="again"):
+        layer(data.x.clone(), data.edge_index)
 
 
 def test_features_of_inference_mode(device: torch.device) -> None:
