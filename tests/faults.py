@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import torch
 
-from tests.fault_list import FAULTS, Fault, Tests
+from tests.fault import Fault, Tests
+from tests.fault_list import FAULTS
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("graphfuse", "tests", "pyproject.toml", "benchmarks", "configs", "docs", "README.md")

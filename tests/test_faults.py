@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_list import FAULTS, KINDS, Fault
+from tests.fault import KINDS, Fault
+from tests.fault_list import FAULTS
 from tests.faults import main, plant
 
 ROOT = Path(__file__).parents[1]
