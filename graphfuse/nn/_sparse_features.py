@@ -34,9 +34,8 @@ def affine_of_sparse(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     operands = [weight] if bias is None else [weight, bias]
     fits = all(one.device == x.device and (autocast or one.dtype is dtype) for one in operands)
     fits = fits and weight.size(1) == x.size(1) and kernel_problem(x.device, dtype) is None
-    if not fits or x.requires_grad or torch.compiler.is_compiling():
-        return F.linear(x, weight, bias)
-    windows = matrix_windows(x)
+    fits = fits and not x.requires_grad and not torch.compiler.is_compiling()
+    windows = matrix_windows(x) if fits else None
     if windows is None:
         return F.linear(x, weight, bias)
     values = savable(x._values() if x.layout is torch.sparse_coo else x.values())
