@@ -24,7 +24,8 @@ class Launch:
 
     Triton's own call binds and specialises every argument anew, which for twenty arguments costs more host
     time than the rest of a launch. Whoever keeps a Launch vouches that dtypes, strides and the presence of
-    optional operands stay the same; alignment is told on every call.
+    optional operands stay the same; alignment is told on every call, and where it is not that of all tensors
+    a kernel is kept for each case: a half of stacked projections starts anywhere.
 
     Args:
         kernel: A ``triton.jit`` function; its parameters are the arguments of the call and then these.
@@ -60,7 +61,7 @@ class Launch:
         if registers is not None and not HIP:
             self._options["maxnreg"] = registers
         self._structure, self._rest = structure, rest
-        self._compiled: Any = None
+        self._compiled: dict[Any, tuple[Any, ...]] = {}  # by which tensors start on 16 bytes; None: all
 
     def __call__(
         self,
@@ -74,11 +75,13 @@ class Launch:
         Args:
             outputs: First arguments of the kernel.
             operands: Arguments after the structure.
-            aligned: Whether all tensors start on 16 bytes, which is what the kernel was compiled for.
+            aligned: Whether all tensors start on 16 bytes.
             index: The device, which is the current one.
         """
-        if aligned and self._compiled is not None:
-            _, launch, stream_of, *compiled = self._compiled
+        places = None if aligned else _places(*outputs, *operands)
+        found = self._compiled.get(places)
+        if found is not None:
+            _, launch, stream_of, *compiled = found
             stream = stream_of(index)
             launch(
                 *self._grid, 1, stream, *compiled, None, None, None,
@@ -86,25 +89,33 @@ class Launch:
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
-        if not aligned or INTERPRETING:
+        if INTERPRETING:
             self._kernel[self._grid](*arguments, **self._options)
             return
         key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)
-            key = (index, *self._options.values(), *specialization(self._kernel, tensors, self._rest))
-            self._compiled = _COMPILED.get(key)
-        if self._compiled is not None:
+            known = specialization(self._kernel, tensors, self._rest)
+            key = (index, places, *self._options.values(), *known)
+            found = _COMPILED.get(key)
+        if found is not None:
+            self._compiled[places] = found
             self(outputs, operands, aligned, index)
             return
         kernel = self._kernel[self._grid](*arguments, **self._options)
         stream_of = triton.runtime.driver.active.get_current_stream
         # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. The last three of
         # the leading arguments of `run` would be launch hooks.
-        self._compiled = (kernel, kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        found = (kernel, kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        self._compiled[places] = found
         if key is not None:
-            _COMPILED[key] = self._compiled
+            _COMPILED[key] = found
+
+
+def _places(*tensors: Tensor | None) -> tuple[bool, ...]:
+    # which start on 16 bytes, all that Triton tells apart in an address
+    return tuple([tensor is None or tensor.data_ptr() & 15 == 0 for tensor in tensors])
 
 
 def specialization(kernel: Any, tensors: Iterable[Tensor | None], rest: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,7 +123,7 @@ def specialization(kernel: Any, tensors: Iterable[Tensor | None], rest: tuple[An
 
     Args:
         kernel: A ``triton.jit`` function.
-        tensors: Its first arguments, that start on 16 bytes.
+        tensors: Its first arguments, but for where they start.
         rest: Its other arguments.
     """
     function = kernel.fn  # the hash of a kernel is a function of Triton's

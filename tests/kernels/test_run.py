@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,42 @@ def test_arguments_are_told_apart_as_triton_tells_them_apart() -> None:
         assert found.setdefault(ours, theirs) == theirs
     sizes = [run.specialization(jitted, tensors[:2], (size, 3, True, tl.float32)) for size in numbers[:7]]
     assert len(set(sizes)) == 1  # a number of nodes or edges makes no difference
+
+
+class Compiler:
+    """A jitted kernel that counts what it compiles, and whose launches cost nothing."""
+
+    def __init__(self) -> None:
+        self.fn, self.params = kernel, JITFunction(kernel).params
+        self.compiled = self.launched = 0
+        self.run, self.function, self.packed_metadata = self.launch, None, None
+
+    def launch(self, *_: Any) -> None:
+        self.launched += 1
+
+    def __getitem__(self, _: Any) -> Callable[..., Any]:
+        def compile_and_launch(*_: Any, **__: Any) -> Any:
+            self.compiled += 1
+            return self
+
+        return compile_and_launch
+
+
+def test_each_alignment_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0))
+    monkeypatch.setattr(run, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=driver)))
+    monkeypatch.setattr(run, "INTERPRETING", False)
+    monkeypatch.setattr(run, "_COMPILED", {})
+    jitted, memory = Compiler(), torch.zeros(64)
+    assert memory.data_ptr() % 16 == 0
+    cases = [(memory, memory), (memory[1:], memory), (memory, memory[1:]), (memory[1:], memory[2:])]
+    for turn in range(3):  # the second launch is that of the next graph
+        launch = run.Launch(jitted, 1, 1, (), (3, 4, 1, tl.float32))
+        for a, b in cases:
+            launch((a,), (b,), run.aligned(a, b), 0)
+        launch((memory[3:],), (memory[3:],), False, 0)  # as the last case
+        assert jitted.compiled == len(cases)
+        assert jitted.launched == (turn + 1) * (len(cases) + 1) - len(cases)
 
 
 NUM_NODES, NUM_EDGES = 17, 34
