@@ -7,6 +7,7 @@ Python path, and `custom_op` still more, would cost several times the launch of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,6 +116,17 @@ def runs_directly(*arguments: Any) -> bool:
 def direct_apply(function: type[torch.autograd.Function]) -> Any:
     """``function.apply`` for plain eager calls, without its look for functorch in every argument."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's decorator of that name, without its host time where nobody asks for a second derivative."""
+    guarded = torch.autograd.function.once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *grads: Tensor | None) -> Any:
+        return (guarded if torch.is_grad_enabled() else backward)(ctx, *grads)
+
+    return once
 
 
 def for_gradient(graph: Graph, *grads: Tensor | None) -> Graph:

@@ -24,6 +24,7 @@ from graphfuse.ops._library import (
     direct_apply,
     for_gradient,
     graph_of,
+    once_differentiable,
     register,
 )
 
@@ -324,7 +325,7 @@ class Additive(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
         if grad is None:

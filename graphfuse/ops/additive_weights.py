@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse.formats import RowWindows
 from graphfuse.formats.lasting import savable
 from graphfuse.ops._check_additive import check_gat, check_gatv2
+from graphfuse.ops._library import once_differentiable
 from graphfuse.reference.additive import with_loops
 from graphfuse.reference.attention import kept
 
@@ -160,7 +161,7 @@ class _Gather(torch.autograd.Function):
         return x.index_select(0, ends.node)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.ends.sums(grad), None
 
@@ -181,7 +182,7 @@ class _Softmax(torch.autograd.Function):
         return weight
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         weight, node = ctx.saved_tensors
         mean = ctx.receivers.sums(weight * grad)

@@ -25,6 +25,7 @@ from graphfuse.ops._library import (
     direct_apply,
     for_gradient,
     graph_of,
+    once_differentiable,
     register,
 )
 from graphfuse.ops.sddmm import contiguous_rows
@@ -319,7 +320,7 @@ class Attention(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(
         ctx: Any, grad: Tensor | None, _: None, edge_value: Tensor | None
     ) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats.memory import advises
 from graphfuse.kernels.device import kernel_problem
-from graphfuse.ops._library import direct_apply, is_batched, runs_directly
+from graphfuse.ops._library import direct_apply, is_batched, once_differentiable, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
 
 # Elements from which on the kernels save more than the host time of launching them, which a step on fewer
@@ -95,7 +95,7 @@ class AddBias(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         """Gradients of ``x`` and ``bias``."""
@@ -113,7 +113,7 @@ class BiasGradient(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of ``y`` and ``bias``."""

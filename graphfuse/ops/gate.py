@@ -11,7 +11,13 @@ from torch import Tensor
 from graphfuse import reference
 from graphfuse.formats.memory import advises
 from graphfuse.ops import _check
-from graphfuse.ops._library import below_autograd, direct_apply, is_batched, runs_directly
+from graphfuse.ops._library import (
+    below_autograd,
+    direct_apply,
+    is_batched,
+    once_differentiable,
+    runs_directly,
+)
 from graphfuse.ops.sddmm import contiguous_rows
 
 MAX_DIM = 4096  # a row that a program holds on chip
@@ -115,7 +121,7 @@ class GatedSkip(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``out``, ``skip`` and ``weight``."""
         if ctx.direct and not is_batched(grad):

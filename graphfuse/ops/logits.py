@@ -12,7 +12,7 @@ from graphfuse.formats.memory import advises
 from graphfuse.kernels.device import HALF
 from graphfuse.ops import _check
 from graphfuse.ops._heads import contiguous_heads
-from graphfuse.ops._library import direct_apply, is_batched, runs_directly
+from graphfuse.ops._library import direct_apply, is_batched, once_differentiable, runs_directly
 
 
 def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -70,7 +70,7 @@ class Logits(torch.autograd.Function):
         return found[: len(vectors)]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     @advises
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         """Gradients of ``x`` and the vectors."""

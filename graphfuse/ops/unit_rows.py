@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats.memory import advises
 from graphfuse.ops import _check
-from graphfuse.ops._library import direct_apply, is_batched, runs_directly
+from graphfuse.ops._library import direct_apply, is_batched, once_differentiable, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
 
 
@@ -65,7 +65,7 @@ class UnitRows(torch.autograd.Function):
         return scaled, x.new_empty(1).expand(x.shape), inverse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     @advises
     def backward(
         ctx: Any, d_scaled: Tensor | None, d_unit: Tensor | None, _: None
