@@ -183,7 +183,7 @@ def launch_of_nodes(on: torch.device) -> None:
     terms = logits(x.view(150, 3, 11), left, right)
     torch.autograd.grad(terms, (x, left, right), [torch.ones_like(term) for term in terms])
     bias = torch.randn(33, device=on, requires_grad=True)
-    with mock.patch.object(columns, "_LARGE", 0):
+    with mock.patch.object(columns, "LARGE", 0):
         y = columns.add_bias(x, bias)
         torch.autograd.grad(y, (x, bias), torch.ones_like(y))
     layer = GraphTransformerLayer(33, 3).to(on).eval()

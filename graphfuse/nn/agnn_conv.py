@@ -15,6 +15,7 @@ from graphfuse import ops
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._projection import cast
+from graphfuse.ops.agnn_layer import agnn_layer
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.ops.unit_rows import unit_rows
 
@@ -121,6 +122,9 @@ class AGNNConv(MessagePassing):
         if self.flow == "target_to_source":
             windows = windows.transpose()
         beta: Tensor = self.beta
+        whole = agnn_layer(x, beta, windows, bool(self.add_self_loops))
+        if whole is not None:
+            return whole
         x = cast(x, torch.promote_types(x.dtype, beta.dtype))
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             x = x.float()  # as PyG's norm under CUDA's autocast, and with it the result

@@ -25,7 +25,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
-from graphfuse.nn import _dispatch
+from graphfuse.nn import _dispatch, _whole
 from graphfuse.nn._additive import (
     as_columns,
     attend_and_weigh,
@@ -323,6 +323,10 @@ class GATConv(MessagePassing):
         num_dst = size[1] if x_dst is None else x_dst.size(0)
         graph = row_windows(edge_index, x_src.size(0), num_dst)
         res = self._modules.get("res")
+        if x_src is x_dst and edge_attr is None and not with_weights:
+            whole = _whole.gat(self, x_src, graph)
+            if whole is not None:
+                return whole
         res = None if x_dst is None or res is None else mapped(x_dst, res)
         x_src, a_src, a_dst = self._project(x_src, x_dst)
         if a_dst is None:

@@ -18,7 +18,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
-from graphfuse.nn import _dispatch
+from graphfuse.nn import _dispatch, _whole
 from graphfuse.nn._additive import (
     as_columns,
     attend_and_weigh,
@@ -286,6 +286,10 @@ class GATv2Conv(MessagePassing):
     def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         graph = row_windows(edge_index, x_src.size(0), x_dst.size(0))
+        if x_src is x_dst and edge_attr is None and not with_weights:
+            whole = _whole.gatv2(self, x_src, graph)
+            if whole is not None:
+                return whole
         res = self._modules.get("res")
         res = None if res is None else mapped(x_dst, res)
         x_l, x_r = self._project(x_src, x_dst)

@@ -18,7 +18,7 @@ from torch_geometric.utils import softmax
 from graphfuse import ops
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
-from graphfuse.nn import _dispatch
+from graphfuse.nn import _dispatch, _whole
 from graphfuse.nn._attention import attend, edge_reasons, head_reasons
 from graphfuse.nn._projection import mapped, may_read, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
@@ -260,6 +260,10 @@ class TransformerConv(MessagePassing):
     def _forward_fused(self, x: Any, edge_index: Any, edge_attr: Any, with_weights: Any) -> Any:
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else (x[0], x[1])
         windows = self._windows(edge_index, x_src.size(0), x_dst.size(0))
+        if x_src is x_dst and edge_attr is None and with_weights is None:
+            whole = _whole.transformer(self, x_src, windows)
+            if whole is not None:
+                return whole
         query, key, value, *skip = self._project(x_src, x_dst)
         lin_edge = self._modules.get("lin_edge")
         edge_weight = None if lin_edge is None else lin_edge.weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -180,6 +181,12 @@ def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
     return out
 
 
+def attended(windows: RowWindows, how: How, given: Operands) -> tuple[Walks, tuple[Tensor, Tensor, Tensor]]:
+    """What forward walks and returns for checked operands, without a record for autograd."""
+    graph = windows.walks(*_choose(windows.sizes, *how, *given))
+    return graph, _run(graph, how, given)
+
+
 def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
     """The first arguments of a registered op after the graph, and the others."""
     fields = len(How._fields)
@@ -273,6 +280,17 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     return d_own, d_other, narrowed(dx, given.x), d_edge, d_loop_edge
 
 
+def gradients(graph: Graph, how: How, with_edges: bool, grad: Tensor, saved: Sequence[Any]) -> Gradients:
+    """Gradients of all operands but the seed, from ``saved``: the operands and what forward returned."""
+    graph, arguments = for_gradient(graph, grad), (*how, with_edges, grad, *saved)
+    found: Gradients
+    if isinstance(graph, Walks):
+        found = _run_backward(graph, *arguments)
+    else:
+        found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
+    return found
+
+
 def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, given: Operands) -> Gradients:
     # through functorch, which works below autograd too, where a registered op runs
     edges = tuple(value for value in (given.edge, given.loop_edge) if value is not None)
@@ -332,12 +350,7 @@ class Additive(torch.autograd.Function):
             return (None,) * (2 + len(Operands._fields))
         needs = Operands(*ctx.needs_input_grad[2:])
         with_edges = bool(needs.edge or needs.loop_edge)
-        arguments = (*ctx.how, with_edges, grad, *ctx.saved_tensors)
-        graph = for_gradient(ctx.graph, grad)
-        if isinstance(graph, Walks):
-            found = _run_backward(graph, *arguments)
-        else:
-            found = torch.ops.graphfuse.additive_attention_backward(*graph, *arguments)
+        found = gradients(ctx.graph, ctx.how, with_edges, grad, ctx.saved_tensors)
         wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
         return None, None, *wanted, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -158,6 +159,12 @@ def sparse_attention(
     return out if edge_attr is None else (out, edge_sum)
 
 
+def attended(windows: RowWindows, how: How, given: Operands) -> tuple[Walks, tuple[Tensor, Tensor, Tensor]]:
+    """What forward walks and returns for checked operands, without a record for autograd."""
+    graph = windows.walks(*_choose(windows.sizes, *how, *given))
+    return graph, _run(graph, how, given)
+
+
 def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
     """The first arguments of a registered op after the graph, and the others."""
     fields = len(How._fields)
@@ -270,6 +277,19 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     return narrowed(dq, given.q), narrowed(dk, given.k), narrowed(dv, given.v), of_edges[0], of_edges[1]
 
 
+def gradients(
+    graph: Graph, how: How, with_edge_attr: bool, grad: Tensor, edge_value: Tensor, saved: Sequence[Any]
+) -> Gradients:
+    """Gradients of q, k, v and the edges' tensors, from ``saved``: the operands and what forward returned."""
+    graph, arguments = for_gradient(graph, grad, edge_value), (with_edge_attr, grad, edge_value, *saved)
+    found: Gradients
+    if isinstance(graph, Walks):
+        found = _run_backward(graph, *how, *arguments)
+    else:
+        found = torch.ops.graphfuse.attention_backward(*graph, *how, *arguments)
+    return found
+
+
 def _backward_of_definition(
     w: Walks, how: How, grad: Tensor, edge_value: Tensor, given: Operands
 ) -> Gradients:
@@ -331,14 +351,10 @@ class Attention(torch.autograd.Function):
         grad = torch.zeros_like(out) if grad is None else grad
         if edge_value is None:  # without edges it is of no size
             edge_value = torch.zeros_like(edge_sum) if edge_sum.numel() > 0 else edge_sum
-        arguments = (*ctx.how, with_edge_attr, grad, edge_value, *saved)
-        graph = for_gradient(ctx.graph, grad, edge_value)
-        if isinstance(graph, Walks):
-            dq, dk, dv, d_query, d_attr = _run_backward(graph, *arguments)
-        else:
-            dq, dk, dv, d_query, d_attr = torch.ops.graphfuse.attention_backward(*graph, *arguments)
+        found = gradients(ctx.graph, ctx.how, with_edge_attr, grad, edge_value, saved)
+        *of_qkv, d_query, d_attr = found
         of_edges = (None if given.edge_query is None else d_query, d_attr if with_edge_attr else None)
-        return None, None, dq, dk, dv, None, *of_edges, None
+        return None, None, *of_qkv, None, *of_edges, None
 
 
 _apply = direct_apply(Attention)

@@ -15,7 +15,7 @@ from graphfuse.ops.sddmm import contiguous_rows
 
 # Elements from which on the kernels save more than the host time of launching them, which a step on fewer
 # waits for anyway.
-_LARGE = 1 << 23
+LARGE = 1 << 23
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
         x: ``[num_rows, dim]``.
         bias: ``[dim]``.
     """
-    if x.dtype is not bias.dtype or not _runs(x, bias) or x.numel() < _LARGE:
+    if x.dtype is not bias.dtype or not _runs(x, bias) or x.numel() < LARGE:
         return x + bias
     y: Tensor = _apply_bias(x, bias)
     return y
@@ -53,12 +53,12 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
     if not (torch.is_grad_enabled() and bias.requires_grad and _runs(x, bias)):
         return False
     # twice as many, as a product adds its bias in passing: only the sum is quicker
-    return x.dim() == 2 and x.size(0) * dim >= 2 * _LARGE
+    return x.dim() == 2 and x.size(0) * dim >= 2 * LARGE
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
-    if torch.is_grad_enabled() or is_batched(x) or not _runs(x) or x.numel() < _LARGE:
+    if torch.is_grad_enabled() or is_batched(x) or not _runs(x) or x.numel() < LARGE:
         total: Tensor = x.sum(0)
         return total if total.dtype == dtype else total.to(dtype)
     found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)

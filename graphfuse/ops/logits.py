@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from graphfuse.kernels.device import HALF
 from graphfuse.ops import _check
 from graphfuse.ops._heads import contiguous_heads
 from graphfuse.ops._library import direct_apply, is_batched, once_differentiable, runs_directly
+
+_NONE = (None, None)  # in the places of the vectors
 
 
 def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -43,11 +46,13 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None = None) -> tuple[Tensor
 
 
 def _fits(x: Tensor) -> bool:
-    return x.numel() > 0 and _check.runs_kernel(x) and _width(x) <= _launchers().MAX_WIDTH
+    return x.numel() > 0 and _check.runs_kernel(x) and fits(x.size(1), x.size(2))
 
 
-def _width(x: Tensor) -> int:
-    return 1 << (x.size(1) - 1).bit_length() + (x.size(2) - 1).bit_length()
+def fits(heads: int, dim: int) -> bool:
+    """Whether the kernel holds a row of so many heads on chip."""
+    widest: int = _launchers().MAX_WIDTH
+    return 1 << (heads - 1).bit_length() + (dim - 1).bit_length() <= widest
 
 
 @functools.cache
@@ -57,6 +62,25 @@ def _launchers() -> Any:
     return logits
 
 
+def terms(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """Launches the kernel for contiguous heads, and vectors as of :func:`logits` or ``[1, heads, dim]``."""
+    found: tuple[Tensor, ...] = _launchers().logits(x, *vectors, *_NONE[len(vectors) :])
+    return found[: len(vectors)]
+
+
+def gradients(x: Tensor, vectors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Gradients of ``x`` and, side by side, of the vectors that :func:`terms` was given."""
+    if any(map(is_batched, grads)):
+        columns = [grad.unsqueeze(-1) for grad in grads]
+        pairs = zip(columns, vectors, strict=True)
+        dx = functools.reduce(torch.add, [(grad * vector).to(x.dtype) for grad, vector in pairs])
+        return dx, torch.stack([(grad * x).sum(0).view(vectors[0].shape) for grad in columns])
+    missing = _NONE[len(vectors) :]
+    given = (*vectors, *missing, *[grad.contiguous() for grad in grads], *missing)
+    found: tuple[Tensor, Tensor] = _launchers().logits_bwd(x, *given)
+    return found
+
+
 class Logits(torch.autograd.Function):
     """The terms, and their derivative."""
 
@@ -64,10 +88,9 @@ class Logits(torch.autograd.Function):
     @advises
     def forward(ctx: Any, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Launches the kernel."""
-        x, left, *more = contiguous_heads(x), *(vector.contiguous() for vector in vectors)
-        ctx.save_for_backward(x, left, *more)
-        found: tuple[Tensor, ...] = _launchers().logits(x, left, more[0] if more else None)
-        return found[: len(vectors)]
+        x, vectors = contiguous_heads(x), tuple([vector.contiguous() for vector in vectors])
+        ctx.save_for_backward(x, *vectors)
+        return terms(x, *vectors)
 
     @staticmethod
     @once_differentiable
@@ -75,13 +98,7 @@ class Logits(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         """Gradients of ``x`` and the vectors."""
         x, *vectors = ctx.saved_tensors
-        if any(map(is_batched, grads)):
-            terms = [grad.unsqueeze(-1) for grad in grads]
-            dx = sum((grad * vector).to(x.dtype) for grad, vector in zip(terms, vectors, strict=True))
-            return dx, *((grad * x).sum(0) for grad in terms)
-        more = () if len(grads) > 1 else (None,)
-        given = (*vectors, *more, *(grad.contiguous() for grad in grads), *more)
-        dx, d_vectors = _launchers().logits_bwd(x, *given)
+        dx, d_vectors = gradients(x, vectors, grads)
         return dx, *d_vectors.unbind()
 
 

@@ -29,8 +29,7 @@ def unit_rows(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         ``[num_rows, dim]`` in the dtype of ``x``, twice; ``float32[num_rows, 1]`` (float64 if ``x`` is).
     """
-    # the least number that float16 has, so that no length is 0
-    least = 2.0**-24 if x.dtype == torch.float16 else 1e-12
+    least = least_length(x.dtype)
     if runs_directly(x, factor) and x.numel() > 0 and _check.runs_kernel(x):
         results: tuple[Tensor, Tensor, Tensor] = _apply(x, factor, least)
         return results
@@ -39,6 +38,17 @@ def unit_rows(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # divided as in F.normalize, whose gradient cancels where rows are one number wide
     unit = x / length.to(x.dtype)
     return (unit * factor).to(x.dtype), unit, length.detach().reciprocal()
+
+
+def least_length(dtype: torch.dtype) -> float:
+    """What rows are divided by at least, of float16 the least number that it has."""
+    return 2.0**-24 if dtype == torch.float16 else 1e-12
+
+
+def scaled(x: Tensor, factor: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Launches the kernel for contiguous rows: the first result of :func:`unit_rows`, and ``1 / |x|``."""
+    found: tuple[Tensor, Tensor] = _launchers().unit_rows(x, factor, least)
+    return found
 
 
 @functools.cache
@@ -56,13 +66,13 @@ class UnitRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, factor: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
         """Launches the kernel; the second result is one number that stands for all."""
         rows = contiguous_rows(x)
-        scaled, inverse = _launchers().unit_rows(rows, factor, least)
+        query, inverse = scaled(rows, factor, least)
         inverse = inverse.unsqueeze(1)
         ctx.save_for_backward(rows, factor)
         ctx.least = least
         ctx.mark_non_differentiable(inverse)
         ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the lengths with zeros
-        return scaled, x.new_empty(1).expand(x.shape), inverse
+        return query, x.new_empty(1).expand(x.shape), inverse
 
     @staticmethod
     @once_differentiable
@@ -74,12 +84,20 @@ class UnitRows(torch.autograd.Function):
         x, factor = ctx.saved_tensors
         d_scaled = torch.zeros_like(x) if d_scaled is None else d_scaled
         d_unit = torch.zeros_like(x) if d_unit is None else d_unit
-        if is_batched(d_scaled) or is_batched(d_unit):
-            return *_gradients(x, factor, d_scaled, d_unit, ctx.least), None
-        grads = (contiguous_rows(grad) for grad in (d_scaled, d_unit))
-        dx, partial = _launchers().unit_rows_bwd(x, factor, *grads, ctx.least)
-        learned = ctx.needs_input_grad[1]
-        return dx, partial.sum(0, keepdim=True).to(factor.dtype) if learned else None, None
+        dx, d_factor = gradients(x, factor, d_scaled, d_unit, ctx.least, ctx.needs_input_grad[1])
+        return dx, d_factor, None
+
+
+def gradients(
+    x: Tensor, factor: Tensor, d_scaled: Tensor, d_unit: Tensor, least: float, learned: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``x`` and, if it is ``learned``, of ``factor``."""
+    if is_batched(d_scaled) or is_batched(d_unit):
+        return _gradients(x, factor, d_scaled, d_unit, least)
+    dx, partial = _launchers().unit_rows_bwd(
+        x, factor, contiguous_rows(d_scaled), contiguous_rows(d_unit), least
+    )
+    return dx, partial.sum(0, keepdim=True).to(factor.dtype) if learned else None
 
 
 def _gradients(

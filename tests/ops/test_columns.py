@@ -25,7 +25,7 @@ SHAPES = [(1, 1), (5, 7), (100, 33), (37, 602), (19, 1433), (3, 4100)]
 @pytest.fixture(autouse=True)
 def of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(module, "_LARGE", 0)
+    monkeypatch.setattr(module, "LARGE", 0)
 
 
 @pytest.fixture(params=[False, True], ids=["one step", "several"])
@@ -131,7 +131,7 @@ def test_projections_leave_the_gradient_of_a_bias_to_the_kernel(
     for bias in (ours[4], ours[6]):  # sums in float32 are not rounded on their way to float32 parameters
         assert not torch.equal(bias, bias.bfloat16().float())
     assert calls == ["column_sums"] * (1 if together else 2)
-    monkeypatch.setattr(module, "_LARGE", 1 << 23)
+    monkeypatch.setattr(module, "LARGE", 1 << 23)
     theirs = results()
     assert calls == ["column_sums"] * (1 if together else 2)
     close = {"rtol": 2e-2, "atol": 2e-2} if autocast else {}
@@ -159,7 +159,7 @@ def test_layers_add_their_bias_with_the_kernel(
     # GATv2's projections of sources and receivers have biases too
     wanted = ["add_bias"] + ["column_sums"] * (1 if name == "GATConv" else 2)
     assert calls == wanted
-    monkeypatch.setattr(module, "_LARGE", 1 << 23)
+    monkeypatch.setattr(module, "LARGE", 1 << 23)
     torch.testing.assert_close(ours, results())
     assert calls == wanted
 
@@ -174,7 +174,7 @@ def test_what_the_kernels_do_not_take_is_pytorchs(
     assert torch.equal(pull(torch.stack([bias, 2 * bias]))[1], x + 2 * bias)
     with torch.enable_grad():
         assert torch.equal(column_sums(x, torch.float32), x.sum(0))  # which can be differentiated again
-    monkeypatch.setattr(module, "_LARGE", 25)
+    monkeypatch.setattr(module, "LARGE", 25)
     assert torch.equal(add_bias(x, bias), x + bias)
     assert calls == []
 
@@ -203,7 +203,7 @@ def test_the_result_may_be_changed_in_place(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(81_306, 128), (1_000_003, 7), (9_001, 602), (2_100_000, 16)], ids=str)
 def test_large_matrices(shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGE", 1 << 20)
+    monkeypatch.setattr(module, "LARGE", 1 << 20)
     calls = launches(monkeypatch)
     x = matrix(shape, dtype, torch.device("cuda")).requires_grad_()
     bias = torch.randn(shape[1], device="cuda").to(dtype).requires_grad_()

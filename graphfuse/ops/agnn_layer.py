@@ -1,0 +1,66 @@
+"""AGNN's layer as one autograd Function: queries and keys, and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import RowWindows
+from graphfuse.ops import attention, unit_rows
+from graphfuse.ops._library import direct_apply, once_differentiable
+from graphfuse.ops._whole import runs_whole
+from graphfuse.ops.sddmm import contiguous_rows
+
+
+def agnn_layer(x: Tensor, beta: Tensor, windows: RowWindows, self_loops: bool) -> Tensor | None:
+    """:func:`sparse_attention` with the rows of ``x`` as values and, divided by their lengths, as keys.
+
+    Args:
+        x: ``[num_nodes, dim]``.
+        beta: ``[1]``, what the cosines are multiplied with.
+        windows: The graph.
+        self_loops: As of :func:`sparse_attention`.
+
+    Returns:
+        A tensor like ``x``, or None where the layer has to be composed of its parts.
+    """
+    if not runs_whole(x, x.size(1), beta) or x.device != windows.device:
+        return None
+    out: Tensor = _apply(windows, attention.How(1.0, 0.0, self_loops), x, beta)
+    return out
+
+
+class AgnnLayer(torch.autograd.Function):
+    """The layer, and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, windows: RowWindows, how: attention.How, x: Tensor, beta: Tensor) -> Tensor:
+        """See :func:`agnn_layer`."""
+        x = contiguous_rows(x)
+        query, inverse = unit_rows.scaled(x, beta, unit_rows.least_length(x.dtype))
+        value = x.unsqueeze(1)
+        # the rows of x serve as keys and as values, and are read once
+        given = attention.Operands(query.unsqueeze(1), value, value, None, None, None, inverse.unsqueeze(1))
+        ctx.graph, results = attention.attended(windows, how, given)
+        ctx.how = how
+        ctx.save_for_backward(beta, given.q, value, given.key_scale, *results)
+        # a copy: backward needs the result, which whoever gets it may change in place
+        return results[0].squeeze(1).clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``x`` and ``beta``."""
+        beta, query, value, inverse, *results = ctx.saved_tensors
+        x, saved = value.squeeze(1), (query, value, value, None, None, None, inverse, *results)
+        d_query, d_key, d_value, *_ = attention.gradients(
+            ctx.graph, ctx.how, False, grad.unsqueeze(1), results[-1], saved
+        )
+        least, learned = unit_rows.least_length(x.dtype), ctx.needs_input_grad[3]
+        dx, d_beta = unit_rows.gradients(x, beta, d_query.squeeze(1), d_key.squeeze(1), least, learned)
+        return None, None, dx.add_(d_value.squeeze(1)), d_beta
+
+
+_apply = direct_apply(AgnnLayer)

@@ -1,0 +1,106 @@
+"""GAT's layer as one autograd Function: projection, terms of scores, attention and bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graphfuse.formats import RowWindows
+from graphfuse.ops import _check, additive, logits
+from graphfuse.ops._library import direct_apply, once_differentiable
+from graphfuse.ops._whole import runs_whole
+
+
+def gat_layer(
+    x: Tensor,
+    weight: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor,
+    bias: Tensor,
+    windows: RowWindows,
+    negative_slope: float,
+    dropout: float,
+    self_loops: bool,
+) -> Tensor | None:
+    """:func:`gat_attention` of projected features, its heads joined, plus a bias.
+
+    Args:
+        x: ``[num_nodes, in_dim]``, of sources and receivers.
+        weight: ``[heads * head_dim, in_dim]``.
+        att_src: ``[1, heads, head_dim]``, whose product with a projected row is the term of a source.
+        att_dst: Likewise of a receiver.
+        bias: ``[heads * head_dim]``.
+        windows: The graph.
+        negative_slope: As of :func:`gat_attention`.
+        dropout: Likewise.
+        self_loops: Likewise.
+
+    Returns:
+        ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
+    """
+    _, heads, dim = att_src.shape
+    parameters = (weight, att_src, att_dst, bias)
+    tilted = any([one.requires_grad for one in (x, *parameters)])
+    fits = runs_whole(x, weight.size(0), *parameters) and x.device == windows.device
+    if not fits or not logits.fits(heads, dim):
+        return None
+    seed = _check.dropout_seed(dropout, None, x.device)
+    how = additive.How(float(negative_slope), float(dropout), self_loops, False, tilted)
+    out: Tensor = _apply(windows, how, x, *parameters, seed)
+    return out
+
+
+class GatLayer(torch.autograd.Function):
+    """The layer, and its derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        windows: RowWindows,
+        how: additive.How,
+        x: Tensor,
+        weight: Tensor,
+        att_src: Tensor,
+        att_dst: Tensor,
+        bias: Tensor,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :func:`gat_layer`."""
+        _, heads, dim = att_src.shape
+        rows = F.linear(x, weight).view(-1, heads, dim)
+        vectors = att_src.contiguous(), att_dst.contiguous()
+        a_src, a_dst = logits.terms(rows, *vectors)
+        given = additive.Operands(a_dst, a_src, rows, None, None, seed)
+        ctx.graph, results = additive.attended(windows, how, given)
+        ctx.how = how
+        _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
+        kept = (x if needs_weight else None, weight if needs_x else None)
+        ctx.save_for_backward(*kept, *vectors, *given, *results)
+        return results[0].view(-1, heads * dim) + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``x`` and the parameters."""
+        x, weight, left, right, *saved = ctx.saved_tensors
+        rows = saved[2]
+        of_heads = grad.view(rows.shape)
+        d_dst, d_src, dx, *_ = additive.gradients(ctx.graph, ctx.how, False, of_heads, saved)
+        d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst))
+        d_rows = d_rows.add_(dx).view(grad.shape)
+        _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
+        return (
+            None,
+            None,
+            torch.mm(d_rows, weight) if needs_x else None,
+            torch.mm(d_rows.t(), x) if needs_weight else None,
+            *d_vectors.unbind(),
+            grad.sum(0) if needs_bias else None,
+            None,
+        )
+
+
+_apply = direct_apply(GatLayer)

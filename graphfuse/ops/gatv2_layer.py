@@ -1,0 +1,93 @@
+"""GATv2's layer as one autograd Function: projections, attention and bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import RowWindows
+from graphfuse.ops import _check, additive
+from graphfuse.ops._library import direct_apply, once_differentiable
+from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
+
+
+def gatv2_layer(
+    x: Tensor,
+    maps: Maps,
+    att: Tensor,
+    bias: Tensor,
+    windows: RowWindows,
+    negative_slope: float,
+    dropout: float,
+    self_loops: bool,
+) -> Tensor | None:
+    """:func:`gatv2_attention` of projected features, its heads joined, plus a bias.
+
+    Args:
+        x: ``[num_nodes, in_dim]``, of sources and receivers.
+        maps: That of sources and that of receivers, or one of both, to ``heads * head_dim`` columns.
+        att: ``[1, heads, head_dim]``.
+        bias: ``[heads * head_dim]``.
+        windows: The graph.
+        negative_slope: As of :func:`gatv2_attention`.
+        dropout: Likewise.
+        self_loops: Likewise.
+
+    Returns:
+        ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
+    """
+    parameters = (*maps.weights, *maps.biases)
+    width = len(maps.weights) * bias.size(0)
+    if not runs_whole(x, width, att, bias, *parameters) or x.device != windows.device:
+        return None
+    seed = _check.dropout_seed(dropout, None, x.device)
+    how = additive.How(float(negative_slope), float(dropout), self_loops, True, False)
+    out: Tensor = _apply(windows, how, len(maps.weights), seed, x, att, bias, *parameters)
+    return out
+
+
+class Gatv2Layer(torch.autograd.Function):
+    """The layer, and its derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        windows: RowWindows,
+        how: additive.How,
+        count: int,
+        seed: Tensor | None,
+        x: Tensor,
+        att: Tensor,
+        bias: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        """See :func:`gatv2_layer`; ``parameters`` are those of ``count`` maps."""
+        _, heads, dim = att.shape
+        rows, weight = projected(x, Maps.of(parameters, count))
+        x_src, *x_dst = rows.view(-1, count * heads, dim).chunk(count, 1)
+        given = additive.Operands(x_dst[0] if x_dst else x_src, att.squeeze(0), x_src, None, None, seed)
+        ctx.graph, results = additive.attended(windows, how, given)
+        ctx.how, ctx.count, ctx.biased = how, count, len(parameters) > count
+        _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
+        kept = (x if any(needs[:count]) else None, weight if needs_x else None)
+        ctx.save_for_backward(*kept, *given, *results)
+        return results[0].view(-1, heads * dim) + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``x`` and the parameters."""
+        x, weight, *saved = ctx.saved_tensors
+        of_heads = grad.view(saved[0].shape)
+        d_dst, d_att, d_src, *_ = additive.gradients(ctx.graph, ctx.how, False, of_heads, saved)
+        d_rows = d_src.add_(d_dst) if ctx.count == 1 else torch.cat((d_src, d_dst), 1)
+        num_rows, width = grad.shape
+        d_rows = d_rows.view(num_rows, ctx.count * width)
+        dx, d_maps = map_gradients(d_rows, x, weight, [width] * ctx.count, ctx.biased)
+        d_bias = grad.sum(0) if ctx.needs_input_grad[6] else None
+        return None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
+
+
+_apply = direct_apply(Gatv2Layer)

@@ -1,0 +1,84 @@
+"""TransformerConv's layer as one autograd Function: projections, attention and skip connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphfuse.formats import RowWindows
+from graphfuse.ops import _check, attention
+from graphfuse.ops._library import direct_apply, once_differentiable
+from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
+
+_PARTS = 4  # queries, keys, values and what is added to the result
+
+
+def transformer_layer(
+    x: Tensor, maps: Maps, heads: int, windows: RowWindows, dropout: float
+) -> Tensor | None:
+    """:func:`sparse_attention` of projected features, its heads joined, plus another projection.
+
+    Args:
+        x: ``[num_nodes, in_dim]``, of sources and receivers.
+        maps: Those of queries, keys and values, and of what is added, each to ``heads * head_dim`` columns.
+        heads: Number of heads.
+        windows: The graph.
+        dropout: As of :func:`sparse_attention`.
+
+    Returns:
+        ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
+    """
+    parameters = (*maps.weights, *maps.biases)
+    width = _PARTS * maps.weights[0].size(0)
+    if not runs_whole(x, width, *parameters) or x.device != windows.device:
+        return None
+    seed = _check.dropout_seed(dropout, None, x.device)
+    out: Tensor = _apply(windows, dropout, heads, seed, x, *parameters)
+    return out
+
+
+class TransformerLayer(torch.autograd.Function):
+    """The layer, and its derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        windows: RowWindows,
+        dropout: float,
+        heads: int,
+        seed: Tensor | None,
+        x: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        """See :func:`transformer_layer`."""
+        rows, weight = projected(x, Maps.of(parameters, _PARTS))
+        width = rows.size(1) // _PARTS
+        *qkv, skip = rows.chunk(_PARTS, 1)
+        shape = (-1, heads, width // heads)
+        query, key, value = [part.view(shape) for part in qkv]
+        given = attention.Operands(query, key, value, seed, None, None, None)
+        ctx.how = attention.How(shape[2] ** -0.5, dropout, False)
+        ctx.graph, results = attention.attended(windows, ctx.how, given)
+        ctx.biased = len(parameters) > _PARTS
+        _, _, _, _, needs_x, *needs = ctx.needs_input_grad
+        kept = (x if any(needs[:_PARTS]) else None, weight if needs_x else None)
+        ctx.save_for_backward(*kept, *given, *results)
+        out: Tensor = results[0].view(skip.shape) + skip
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of ``x`` and the parameters."""
+        x, weight, *saved = ctx.saved_tensors
+        of_heads, edge_sum = grad.view(saved[0].shape), saved[-1]
+        of_qkv = attention.gradients(ctx.graph, ctx.how, False, of_heads, edge_sum, saved)[:3]
+        d_rows = torch.cat([*[part.view(grad.shape) for part in of_qkv], grad], 1)
+        widths = [grad.size(1)] * _PARTS
+        dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
+        return None, None, None, None, dx, *d_maps
+
+
+_apply = direct_apply(TransformerLayer)

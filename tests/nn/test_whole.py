@@ -1,0 +1,130 @@
+"""Layers that are one Function: what they are composed of gives the same, and so do unusual ways to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, TransformerConv
+from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, transformer_layer
+from tests.nn._layers import EDGES
+
+LAYERS: dict[str, Any] = {
+    "GATConv": lambda: GATConv(6, 4, heads=2),
+    "GATConv of one head": lambda: GATConv(6, 5, concat=False, add_self_loops=False),
+    "GATConv, reversed, with dropout": lambda: GATConv(6, 3, heads=3, dropout=0.5, flow="target_to_source"),
+    "GATv2Conv": lambda: GATv2Conv(6, 4, heads=2),
+    "GATv2Conv of shared weights": lambda: GATv2Conv(6, 3, heads=2, share_weights=True, add_self_loops=False),
+    "GATv2Conv, reversed, with dropout": lambda: GATv2Conv(6, 7, dropout=0.5, flow="target_to_source"),
+    "AGNNConv": lambda: AGNNConv(),
+    "AGNNConv, reversed": lambda: AGNNConv(flow="target_to_source", add_self_loops=False),
+    "AGNNConv without a parameter": lambda: AGNNConv(requires_grad=False),
+    "TransformerConv": lambda: TransformerConv(6, 4, heads=2),
+    "TransformerConv without bias": lambda: TransformerConv(6, 7, bias=False, concat=False),
+    "TransformerConv, reversed, with dropout": lambda: TransformerConv(
+        6, 3, heads=3, dropout=0.5, flow="target_to_source"
+    ),
+}
+MODULES = (agnn_layer, gat_layer, gatv2_layer, transformer_layer)
+
+
+@pytest.fixture
+def layer(name: str, device: torch.device) -> Any:
+    layer = LAYERS[name]().to(device)
+    for key, parameter in layer.named_parameters():
+        if key.endswith(("bias", "beta")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return layer
+
+
+@pytest.fixture
+def x(device: torch.device) -> Tensor:
+    return torch.randn(7, 6, device=device)
+
+
+@pytest.fixture
+def composed() -> Iterator[pytest.MonkeyPatch]:
+    """What makes layers compose their ops, within the context that it gives."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def compose(patch: pytest.MonkeyPatch) -> None:
+    for module in MODULES:
+        patch.setattr(module, "runs_whole", lambda *_: False)
+
+
+def named_nodes(out: Tensor) -> str:
+    assert out.grad_fn is not None
+    return out.grad_fn.name()
+
+
+def run(layer: Any, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """Output and gradients, of weights that are dropped alike."""
+    torch.manual_seed(3)
+    out = layer(x, EDGES.to(x.device))
+    given = [one for one in (x, *layer.parameters()) if one.requires_grad]
+    return out, list(torch.autograd.grad(out.square().sum(), given))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("of_x", [True, False], ids=["gradient of x", "x is given"])
+def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, composed: Any) -> None:
+    x.requires_grad_(of_x)
+    if not (of_x or list(layer.parameters())):
+        return
+    found, found_grads = run(layer, x)
+    assert named_nodes(found).endswith("LayerBackward")
+    compose(composed)
+    wanted, wanted_grads = run(layer, x)
+    assert not named_nodes(wanted).endswith("LayerBackward")
+    assert torch.equal(found, wanted)
+    torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_frozen_parameters_get_no_gradient(layer: Any, x: Tensor, composed: Any) -> None:
+    x.requires_grad_()
+    wanted = run(layer, x)[1]
+    names = ["x", *[key for key, one in layer.named_parameters() if one.requires_grad]]
+    for place, (key, parameter) in enumerate(layer.named_parameters(), start=1):
+        layer.requires_grad_(False)
+        parameter.requires_grad_()
+        found = run(layer, x)[1]
+        torch.testing.assert_close(found, [wanted[0], wanted[place]], rtol=1e-5, atol=1e-6, msg=names[place])
+        assert key == names[place]
+    layer.requires_grad_(False)
+    torch.testing.assert_close(run(layer, x)[1], wanted[:1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # one gradient of the batch at a time
+@pytest.mark.parametrize("name", [name for name in LAYERS if "dropout" not in name])
+def test_batched_gradients(layer: Any, x: Tensor) -> None:
+    edges = EDGES.to(x.device)
+    given = [x.requires_grad_(), *layer.parameters()]
+    out = layer(x, edges)
+    batch = torch.randn(3, *out.shape, device=x.device)
+    found = torch.autograd.grad(out, given, batch, is_grads_batched=True, retain_graph=True)
+    wanted = [torch.autograd.grad(out, given, grad, retain_graph=True) for grad in batch]
+    for ours, theirs in zip(found, zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
+def test_a_second_derivative_is_refused(layer: Any, x: Tensor) -> None:
+    out = layer(x.requires_grad_(), EDGES.to(x.device))
+    (dx,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
+def test_the_result_may_be_changed_in_place(layer: Any, x: Tensor) -> None:
+    x.requires_grad_()
+    wanted = torch.autograd.grad(layer(x, EDGES.to(x.device)).relu().sum(), x)
+    found = torch.autograd.grad(layer(x, EDGES.to(x.device)).relu_().sum(), x)
+    assert torch.equal(*found, *wanted)
