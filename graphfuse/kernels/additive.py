@@ -158,9 +158,9 @@ def additive_fwd(
             return additive_fwd(structure, given, shape, tilted)
     w = structure.walk
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    out = other.new_empty((w.num_rows, shape.heads, shape.dim))
-    softmax = x.new_empty((w.num_rows, shape.heads, 2), dtype=acc)
-    tilt = other.new_empty(out.shape if tilted else 0)
+    out = other.new_empty(w.num_rows, shape.heads, shape.dim)
+    softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
+    tilt = other.new_empty(*(out.shape if tilted else (0,)))
     if out.numel() == 0:
         return out, softmax, tilt
     strides = (x.stride(0), own.stride(0))
@@ -172,8 +172,8 @@ def additive_fwd(
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
-        partial = x.new_empty((rows, shape.heads * shape.dim * (1 + tilted)), dtype=acc)
-        slots = x.new_empty((rows, shape.heads, 3), dtype=acc)
+        partial = x.new_empty(rows, shape.heads * shape.dim * (1 + tilted), dtype=acc)
+        slots = x.new_empty(rows, shape.heads, 3, dtype=acc)
     outputs = (out, softmax, tilt if tilted else None, partial, slots)
     operands: tuple[Tensor | None, ...] = (own, other, x, edge, loop_edge, seed)
     if w.row_mask is not None:

@@ -79,8 +79,8 @@ def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -
     # statistics of the receivers, and the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    stats = saved.softmax.new_empty((*saved.softmax.shape[:2], 4))
-    d_a_dst = given.own.new_empty(0 if tilt is None else saved.softmax.shape[:2])
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
+    d_a_dst = given.own.new_empty(*((0,) if tilt is None else saved.softmax.shape[:2]))
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
     if key not in w.plans:
         config = launch.whole_rows(shape.dim)
@@ -103,7 +103,7 @@ def _merge_gradients(w: Walk, shape: Shape, *, extra: int, parts: int) -> Launch
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
-    return x.new_empty(0) if tensor is None or not wanted else tensor.new_empty(tensor.shape)
+    return x.new_empty(0) if tensor is None or not wanted else tensor.new_empty(*tensor.shape)
 
 
 def additive_bwd(
@@ -132,7 +132,7 @@ def additive_bwd(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return additive_bwd(structures, grad, given, saved, shape, with_edges)
-    dx = x.new_empty(x.shape)
+    dx = x.new_empty(*x.shape)
     d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
@@ -156,7 +156,7 @@ def _gat_bwd(
 ) -> Tensor:
     # fills dx and of_edges, and returns the gradient of a_src
     _, a_src, x, edge, loop_edge, seed = given
-    w, d_a_src = structure.walk, a_src.new_empty(a_src.shape)
+    w, d_a_src = structure.walk, a_src.new_empty(*a_src.shape)
     if dx.numel() == 0:
         return d_a_src
     wanted = tuple(value is None for value in of_edges)
@@ -167,7 +167,7 @@ def _gat_bwd(
         plan = w.plans[key] = _gat_bwd_plan(structure, shape, strides)
     partial = None
     if plan.merge is not None:
-        partial = stats.new_empty((w.num_slots * w.height, shape.heads * (shape.dim + 1)))
+        partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
     if w.row_mask is not None:
         outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
         operands: tuple[Tensor | None, ...] = (a_src, x, grad, stats, seed)
@@ -215,7 +215,7 @@ def _gatv2_bwd(
 ) -> tuple[Tensor, Tensor]:
     # fills dx and of_edges, and returns the gradients of x_dst and att
     x_dst, att, x, edge, loop_edge, seed = given
-    d_dst = x_dst.new_empty(x_dst.shape)
+    d_dst = x_dst.new_empty(*x_dst.shape)
     d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
     strides = (x.stride(0), x_dst.stride(0), grad.stride(0))
     for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
@@ -232,7 +232,7 @@ def _gatv2_bwd(
         partial = None
         if plan.merge is not None:
             width = shape.heads * shape.dim * (1 if transposed else 2)
-            partial = stats.new_empty((w.num_slots * w.height, width))
+            partial = stats.new_empty(w.num_slots * w.height, width)
         out = saved.out if x.dtype == torch.float32 and not transposed else None
         operands = (x, x_dst, att, grad, out, edge, loop_edge, stats, seed)
         plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())

@@ -163,8 +163,8 @@ def attention_fwd(
             return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape)
     w = structure.walk
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((w.num_rows, shape.heads, shape.dim))
-    softmax = q.new_empty((w.num_rows, shape.heads, 2), dtype=acc)
+    out = q.new_empty(w.num_rows, shape.heads, shape.dim)
+    softmax = q.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
     edge_sum = q.new_empty(0 if edges is None else (w.num_rows, shape.heads, shape.edge_dim))
     if out.numel() == 0:
         return out, softmax, edge_sum
@@ -176,8 +176,8 @@ def attention_fwd(
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
-        partial = q.new_empty((rows, shape.heads * (shape.dim + shape.edge_dim)), dtype=acc)
-        slots = q.new_empty((rows, shape.heads, 2), dtype=acc)
+        partial = q.new_empty(rows, shape.heads * (shape.dim + shape.edge_dim), dtype=acc)
+        slots = q.new_empty(rows, shape.heads, 2, dtype=acc)
     outputs: tuple[Tensor | None, ...] = (out, softmax, partial, slots)
     operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed)
     written = None if edges is None else edge_sum

@@ -167,7 +167,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
 def _stats(
     structure: Structure, grad: Tensor, edge_value: Tensor | None, saved: Saved, shape: Shape
 ) -> Tensor:
-    stats = saved.softmax.new_empty((*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4))
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
     plans = structure.walk.plans
     key = ("attention_delta", shape, grad.stride(0))
     if key not in plans:
@@ -213,10 +213,10 @@ def attention_bwd(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr)
-    dq, dk, dv = (q.new_empty(tensor.shape) for tensor in (q, k, v))
+    dq, dk, dv = (q.new_empty(*tensor.shape) for tensor in (q, k, v))
     d_query, d_attr = q.new_empty(0), q.new_empty(0)
     if edges is not None:
-        d_query = q.new_empty(edges.query.shape)
+        d_query = q.new_empty(*edges.query.shape)
         d_attr = q.new_empty(edges.attr.shape if with_edge_attr else 0)
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
@@ -243,7 +243,7 @@ def attention_bwd(
         partial = None
         if plan.merge is not None:
             width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
-            partial = stats.new_empty((w.num_slots * w.height, shape.heads * width))
+            partial = stats.new_empty(w.num_slots * w.height, shape.heads * width)
         outputs: tuple[Tensor | None, ...] = (first, second, partial)
         operands: tuple[Tensor | None, ...] = (*own, *other, saved.key_scale, stats, saved.seed)
         if w.row_mask is None:

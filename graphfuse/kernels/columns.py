@@ -128,7 +128,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
         with torch.cuda.device(index):
             return add_bias(x, bias)
     num_rows, dim = x.shape
-    y = x.new_empty((num_rows, dim))
+    y = x.new_empty(num_rows, dim)
     plan = _bias_plan(index, (x.dtype, bias.dtype), num_rows, dim, x.stride(0))
     plan((y,), (x, bias), aligned(x, bias), index)
     return y
@@ -151,7 +151,7 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     num_rows, dim = x.shape
     plan = _sum_plan(index, (x.dtype, dtype), num_rows, dim, x.stride(0))
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    partial, out = x.new_empty((plan.num_slices, dim), dtype=acc), x.new_empty(dim, dtype=dtype)
+    partial, out = x.new_empty(plan.num_slices, dim, dtype=acc), x.new_empty(dim, dtype=dtype)
     plan.main((partial,), (x,), aligned(x), index)
     plan.merge((out,), (partial,), True, index)
     return out

@@ -152,7 +152,7 @@ def gated_skip(out: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     num_rows, dim = out.shape
     strides = (out.stride(0), skip.stride(0))
     plan = _plan(index, out.dtype, num_rows, dim, strides, _aligned(out, skip, weight))
-    y = out.new_empty((num_rows, dim))
+    y = out.new_empty(num_rows, dim)
     plan((y,), (out, skip, weight), True, index)
     return y
 
@@ -174,10 +174,10 @@ def gated_skip_bwd(grad: Tensor, out: Tensor, skip: Tensor, weight: Tensor) -> t
     strides = (grad.stride(0), out.stride(0), skip.stride(0))
     aligned = _aligned(grad, out, skip, weight)
     plan = _backward_plan(index, out.dtype, num_rows, dim, strides, aligned)
-    do, ds = out.new_empty((num_rows, dim)), out.new_empty((num_rows, dim))
+    do, ds = out.new_empty(num_rows, dim), out.new_empty(num_rows, dim)
     acc = torch.float64 if out.dtype == torch.float64 else torch.float32
-    partial = out.new_empty((plan.num_slices, 3 * dim), dtype=acc)
-    dw = out.new_empty((1, 3 * dim))
+    partial = out.new_empty(plan.num_slices, 3 * dim, dtype=acc)
+    dw = out.new_empty(1, 3 * dim)
     plan.main((do, ds, partial), (grad, out, skip, weight), True, index)
     plan.merge((dw,), (partial,), True, index)
     return do, ds, dw

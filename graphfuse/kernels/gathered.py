@@ -49,7 +49,7 @@ def gathered(plans: dict[Any, Any], x: Tensor, width: int, scale: Tensor | None 
         with torch.cuda.device(index):
             return gathered(plans, x, width, scale)
     num_rows, heads, dim = x.shape
-    out = x.new_empty((num_rows, heads, width))
+    out = x.new_empty(num_rows, heads, width)
     if out.numel() == 0:
         return out
     scale_dtype = None if scale is None else scale.dtype

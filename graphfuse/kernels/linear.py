@@ -149,7 +149,7 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
         shape = (dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
         rest = (num_rows, *strides, *shape, config.stages, accumulator(x.dtype))
         plan = plans[key] = Launch(_linear_kernel, blocks, config.warps, (), rest)
-    y = x.new_empty((num_rows, out_dim))
+    y = x.new_empty(num_rows, out_dim)
     plan((y,), (x, weight), (x.data_ptr() | weight.data_ptr()) & 15 == 0, index)
     return y
 
@@ -212,8 +212,8 @@ def linear_grad(
         plan = plans[key] = _plan(left, right, grad)
     out_dim, dim = left.size(1), right.size(1)
     acc = torch.float64 if left.dtype == torch.float64 else torch.float32
-    partial = left.new_empty((plan.num_splits, out_dim * (dim + 1)), dtype=acc)
-    weight = left.new_empty((out_dim, dim))
+    partial = left.new_empty(plan.num_splits, out_dim * (dim + 1), dtype=acc)
+    weight = left.new_empty(out_dim, dim)
     bias = None if grad is None else left.new_empty(out_dim, dtype=bias_dtype)
     plan.main((partial,), (left, right, grad), addresses & 15 == 0, index)
     plan.merge((weight, bias), (partial,), True, index)

@@ -137,8 +137,8 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return logits(x, left, right)
-    of_left = left.new_empty(x.shape[:2])
-    of_right = None if right is None else left.new_empty(x.shape[:2])
+    of_left = left.new_empty(*x.shape[:2])
+    of_right = None if right is None else left.new_empty(*x.shape[:2])
     dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
     plan, *_ = _plan(False, index, dtypes, shape, x.stride(0), right is not None)
     plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
@@ -165,8 +165,8 @@ def logits_bwd(
     plan, programs, merge = _plan(True, index, dtypes, shape, x.stride(0), right is not None)
     assert merge is not None
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    dx, vectors = x.new_empty(x.shape), left.new_empty((1 if right is None else 2, *left.shape))
-    partial = x.new_empty((programs, *vectors.shape), dtype=acc)
+    dx, vectors = x.new_empty(*x.shape), left.new_empty(1 if right is None else 2, *left.shape)
+    partial = x.new_empty(programs, *vectors.shape, dtype=acc)
     operands = (x, left, right, d_left, d_right)
     plan((dx, partial), operands, aligned(*operands), index)
     merge((vectors,), (partial,), True, index)

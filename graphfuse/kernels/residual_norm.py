@@ -86,7 +86,7 @@ def residual_norm(
     num_rows, dim = x.shape
     operands = (x, y, weight, bias, mean, var)
     dtypes = tuple([None if tensor is None else tensor.dtype for tensor in operands])
-    out = x.new_empty((num_rows, dim))
+    out = x.new_empty(num_rows, dim)
     plan = _plan(index, dtypes, num_rows, dim, (x.stride(0), y.stride(0)), eps)
     plan((out,), operands, aligned(*operands), index)
     return out

@@ -230,14 +230,14 @@ def spmm(
     plan = w.plans.get(key)
     if plan is None:
         plan = w.plans[key] = _plan(w, edges, *shape)
-    out = x.new_empty((w.num_rows, plan.out_dim), dtype=out_dtype)
-    aggregate = x.new_empty((w.num_rows, dim)) if keep_aggregate else None
+    out = x.new_empty(w.num_rows, plan.out_dim, dtype=out_dtype)
+    aggregate = x.new_empty(w.num_rows, dim) if keep_aggregate else None
     if out.numel() == 0:
         return out, aggregate
     partial = None
     if plan.merge is not None:
         acc = torch.float64 if dtype == torch.float64 else torch.float32
-        partial = x.new_empty((w.num_slots * w.height, dim), dtype=acc)
+        partial = x.new_empty(w.num_slots * w.height, dim, dtype=acc)
     outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
     operands = (*vectors[:4], weight, vectors[4])
     plan.main(outputs, operands if w.row_mask is None else operands[1:], aligned, index)

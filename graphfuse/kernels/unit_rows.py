@@ -107,7 +107,7 @@ def unit_rows(x: Tensor, factor: Tensor, least: float) -> tuple[Tensor, Tensor]:
             return unit_rows(x, factor, least)
     num_rows, dim = x.shape
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    scaled, inverse = x.new_empty((num_rows, dim)), x.new_empty(num_rows, dtype=acc)
+    scaled, inverse = x.new_empty(num_rows, dim), x.new_empty(num_rows, dtype=acc)
     plan = _plan(False, index, x.dtype, num_rows, dim, (x.stride(0),), least)
     plan((scaled, inverse), (x, factor), aligned(x, factor), index)
     return scaled, inverse
@@ -134,6 +134,6 @@ def unit_rows_bwd(
     strides = (x.stride(0), d_scaled.stride(0), d_unit.stride(0))
     plan = _plan(True, index, x.dtype, num_rows, dim, strides, least)
     programs = -(-num_rows // launch.whole_rows(dim).rows)
-    dx, partial = x.new_empty((num_rows, dim)), x.new_empty(programs, dtype=acc)
+    dx, partial = x.new_empty(num_rows, dim), x.new_empty(programs, dtype=acc)
     plan((dx, partial), (x, factor, d_scaled, d_unit), aligned(x, factor, d_scaled, d_unit), index)
     return dx, partial
