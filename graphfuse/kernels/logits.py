@@ -62,12 +62,13 @@ def _logits_kernel(
 
 
 #   grid      (num_slices,), slices of `length` rows
-#   reads     x, left and right as forward; d_left and d_right [num_rows, HEADS], gradients of its results
+#   reads     x, left and right as forward; d_left and d_right [num_rows, HEADS], gradients of its results;
+#             more [num_rows, HEADS, DIM], if there is any, what else x gets
 #   writes    dx [num_rows, HEADS, DIM]; partial ACC [num_slices, 1 or 2, HEADS, DIM]: the gradients of left
 #             and right, once summed over slices
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def _logits_bwd_kernel(
-    dx_ptr, partial_ptr, x_ptr, left_ptr, right_ptr, d_left_ptr, d_right_ptr, num_rows, length,
+    dx_ptr, partial_ptr, x_ptr, left_ptr, right_ptr, d_left_ptr, d_right_ptr, more_ptr, num_rows, length,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +91,10 @@ def _logits_bwd_kernel(
             d_right = tl.load(d_right_ptr + offs_head, mask=mask_head, other=0.0).to(ACC)[:, :, None]
             of_right += tl.sum(d_right * x, 0)
             dx += d_right * right[None, :, :]
-        at = dx_ptr + offs_row[:, None, None] * (HEADS * DIM) + offs_att[None, :, :]
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        offs = offs_row[:, None, None] * (HEADS * DIM) + offs_att[None, :, :]
+        if more_ptr is not None:
+            dx += tl.load(more_ptr + offs, mask=mask, other=0.0).to(ACC)
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     PARTS: tl.constexpr = 1 if right_ptr is None else 2
     partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * HEADS * DIM
     tl.store(partial_ptr + offs_att, of_left, mask=mask_att)
@@ -107,8 +110,10 @@ def _plan(
     shape: tuple[int, int, int],
     stride: int,
     both: bool,
+    added: bool,
 ) -> tuple[Launch, int, Launch | None]:
-    # the launch, its programs, and, backward, what adds up their parts of the vectors' gradients
+    # the launch, its programs, and, backward, what adds up their parts of the vectors' gradients; `added`
+    # says whether x gets more than theirs
     num_rows, heads, dim = shape
     block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
     config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtypes[0])
@@ -140,13 +145,18 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
     of_left = left.new_empty(*x.shape[:2])
     of_right = None if right is None else left.new_empty(*x.shape[:2])
     dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
-    plan, *_ = _plan(False, index, dtypes, shape, x.stride(0), right is not None)
+    plan, *_ = _plan(False, index, dtypes, shape, x.stride(0), right is not None, False)
     plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
     return of_left, of_right
 
 
 def logits_bwd(
-    x: Tensor, left: Tensor, right: Tensor | None, d_left: Tensor, d_right: Tensor | None
+    x: Tensor,
+    left: Tensor,
+    right: Tensor | None,
+    d_left: Tensor,
+    d_right: Tensor | None,
+    more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launches the kernels of the gradients: that of ``x``, and those of ``left`` and ``right`` side by side.
 
@@ -156,18 +166,21 @@ def logits_bwd(
         right: As in :func:`logits`.
         d_left: Gradient of the first result, contiguous.
         d_right: Of the second, if there is one, likewise.
+        more: What to add to the gradient of ``x``, contiguous: it becomes that gradient.
     """
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return logits_bwd(x, left, right, d_left, d_right)
+            return logits_bwd(x, left, right, d_left, d_right, more)
     dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
-    plan, programs, merge = _plan(True, index, dtypes, shape, x.stride(0), right is not None)
+    given = (right is not None, more is not None)
+    plan, programs, merge = _plan(True, index, dtypes, shape, x.stride(0), *given)
     assert merge is not None
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    dx, vectors = x.new_empty(*x.shape), left.new_empty(1 if right is None else 2, *left.shape)
+    dx = x.new_empty(*x.shape) if more is None else more
+    vectors = left.new_empty(1 if right is None else 2, *left.shape)
     partial = x.new_empty(programs, *vectors.shape, dtype=acc)
-    operands = (x, left, right, d_left, d_right)
+    operands = (x, left, right, d_left, d_right, more)
     plan((dx, partial), operands, aligned(*operands), index)
     merge((vectors,), (partial,), True, index)
     return dx, vectors

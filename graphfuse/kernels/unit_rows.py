@@ -51,13 +51,14 @@ def _unit_rows_kernel(
 
 
 #   grid      as forward
-#   reads     x, factor; d_scaled and d_unit [num_rows, DIM], gradients of factor x / |x| and x / |x|
+#   reads     x, factor; d_scaled and d_unit [num_rows, DIM], gradients of factor x / |x| and x / |x|; more
+#             [num_rows, DIM], if there is any, what else x gets
 #   writes    dx [num_rows, DIM]; partial ACC [programs]: what the rows add to the gradient of factor
 @triton.jit(do_not_specialize=["num_rows"])
 def _unit_rows_bwd_kernel(
-    dx_ptr, partial_ptr, x_ptr, factor_ptr, d_scaled_ptr, d_unit_ptr, num_rows, X_STRIDE: tl.constexpr,
-    SCALED_STRIDE: tl.constexpr, UNIT_STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    ROWS: tl.constexpr, LEAST: tl.constexpr, ACC: tl.constexpr,
+    dx_ptr, partial_ptr, x_ptr, factor_ptr, d_scaled_ptr, d_unit_ptr, more_ptr, num_rows,
+    X_STRIDE: tl.constexpr, SCALED_STRIDE: tl.constexpr, UNIT_STRIDE: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     _, offs_row, offs_dim, mask = _tile(num_rows, DIM, BLOCK_DIM, ROWS)
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0).to(ACC)
@@ -69,7 +70,10 @@ def _unit_rows_bwd_kernel(
     # a length that is held at LEAST does not depend on x
     along = tl.where(length > LEAST, tl.sum(unit * grad, 1), 0.0)
     dx = _over(grad - unit * along[:, None], length, ACC)
-    tl.store(dx_ptr + offs_row * DIM + offs_dim, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    offs = offs_row * DIM + offs_dim
+    if more_ptr is not None:
+        dx += tl.load(more_ptr + offs, mask=mask, other=0.0).to(ACC)
+    tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     tl.store(partial_ptr + tl.program_id(0), tl.sum(tl.sum(unit * d_scaled, 1), 0))
 
 
@@ -82,7 +86,9 @@ def _plan(
     dim: int,
     strides: tuple[int, ...],
     least: float,
+    added: bool = False,
 ) -> Launch:
+    # `added`: whether x gets a gradient from elsewhere too
     config = launch.whole_rows(dim)
     rest = (num_rows, *strides, dim, config.block_dim, config.rows, least, accumulator(dtype))
     kernel = _unit_rows_bwd_kernel if backward else _unit_rows_kernel
@@ -114,7 +120,7 @@ def unit_rows(x: Tensor, factor: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def unit_rows_bwd(
-    x: Tensor, factor: Tensor, d_scaled: Tensor, d_unit: Tensor, least: float
+    x: Tensor, factor: Tensor, d_scaled: Tensor, d_unit: Tensor, least: float, more: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Launches the kernel of the gradients of ``x`` and, as a sum of a row for each program, ``factor``.
 
@@ -124,16 +130,19 @@ def unit_rows_bwd(
         d_scaled: Gradient of ``factor * x / |x|``, ``[num_rows, dim]``, contiguous features.
         d_unit: Gradient of ``x / |x|``, likewise.
         least: As in :func:`unit_rows`.
+        more: What to add to the gradient of ``x``, contiguous: it becomes that gradient.
     """
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return unit_rows_bwd(x, factor, d_scaled, d_unit, least)
+            return unit_rows_bwd(x, factor, d_scaled, d_unit, least, more)
     num_rows, dim = x.shape
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     strides = (x.stride(0), d_scaled.stride(0), d_unit.stride(0))
-    plan = _plan(True, index, x.dtype, num_rows, dim, strides, least)
+    plan = _plan(True, index, x.dtype, num_rows, dim, strides, least, more is not None)
     programs = -(-num_rows // launch.whole_rows(dim).rows)
-    dx, partial = x.new_empty(num_rows, dim), x.new_empty(programs, dtype=acc)
-    plan((dx, partial), (x, factor, d_scaled, d_unit), aligned(x, factor, d_scaled, d_unit), index)
+    dx = x.new_empty(num_rows, dim) if more is None else more
+    partial = x.new_empty(programs, dtype=acc)
+    operands = (x, factor, d_scaled, d_unit, more)
+    plan((dx, partial), operands, aligned(*operands), index)
     return dx, partial

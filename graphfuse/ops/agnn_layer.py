@@ -58,9 +58,10 @@ class AgnnLayer(torch.autograd.Function):
         d_query, d_key, d_value, *_ = attention.gradients(
             ctx.graph, ctx.how, False, grad.unsqueeze(1), results[-1], saved
         )
+        d_query, d_key, d_value = (grad.squeeze(1) for grad in (d_query, d_key, d_value))
         least, learned = unit_rows.least_length(x.dtype), ctx.needs_input_grad[3]
-        dx, d_beta = unit_rows.gradients(x, beta, d_query.squeeze(1), d_key.squeeze(1), least, learned)
-        return None, None, dx.add_(d_value.squeeze(1)), d_beta
+        dx, d_beta = unit_rows.gradients(x, beta, d_query, d_key, least, learned, d_value)
+        return None, None, dx, d_beta
 
 
 _apply = direct_apply(AgnnLayer)

@@ -89,8 +89,8 @@ class GatLayer(torch.autograd.Function):
         rows = saved[2]
         of_heads = grad.view(rows.shape)
         d_dst, d_src, dx, *_ = additive.gradients(ctx.graph, ctx.how, False, of_heads, saved)
-        d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst))
-        d_rows = d_rows.add_(dx).view(grad.shape)
+        d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst), dx)
+        d_rows = d_rows.view(grad.shape)
         _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
         return (
             None,

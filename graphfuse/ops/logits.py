@@ -68,15 +68,21 @@ def terms(x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
     return found[: len(vectors)]
 
 
-def gradients(x: Tensor, vectors: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Gradients of ``x`` and, side by side, of the vectors that :func:`terms` was given."""
+def gradients(
+    x: Tensor, vectors: Sequence[Tensor], grads: Sequence[Tensor], more: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``x`` and, side by side, of the vectors that :func:`terms` was given.
+
+    ``more``, contiguous and nobody else's, is added to that of ``x``.
+    """
     if any(map(is_batched, grads)):
         columns = [grad.unsqueeze(-1) for grad in grads]
         pairs = zip(columns, vectors, strict=True)
-        dx = functools.reduce(torch.add, [(grad * vector).to(x.dtype) for grad, vector in pairs])
+        parts = [(grad * vector).to(x.dtype) for grad, vector in pairs]
+        dx = functools.reduce(torch.add, parts if more is None else [more, *parts])
         return dx, torch.stack([(grad * x).sum(0).view(vectors[0].shape) for grad in columns])
     missing = _NONE[len(vectors) :]
-    given = (*vectors, *missing, *[grad.contiguous() for grad in grads], *missing)
+    given = (*vectors, *missing, *[grad.contiguous() for grad in grads], *missing, more)
     found: tuple[Tensor, Tensor] = _launchers().logits_bwd(x, *given)
     return found
 

@@ -89,13 +89,23 @@ class UnitRows(torch.autograd.Function):
 
 
 def gradients(
-    x: Tensor, factor: Tensor, d_scaled: Tensor, d_unit: Tensor, least: float, learned: bool
+    x: Tensor,
+    factor: Tensor,
+    d_scaled: Tensor,
+    d_unit: Tensor,
+    least: float,
+    learned: bool,
+    more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``x`` and, if it is ``learned``, of ``factor``."""
+    """Gradients of ``x`` and, if it is ``learned``, of ``factor``.
+
+    ``more``, contiguous and nobody else's, is added to that of ``x``.
+    """
     if is_batched(d_scaled) or is_batched(d_unit):
-        return _gradients(x, factor, d_scaled, d_unit, least)
+        dx, d_factor = _gradients(x, factor, d_scaled, d_unit, least)
+        return dx if more is None else dx + more, d_factor
     dx, partial = _launchers().unit_rows_bwd(
-        x, factor, contiguous_rows(d_scaled), contiguous_rows(d_unit), least
+        x, factor, contiguous_rows(d_scaled), contiguous_rows(d_unit), least, more
     )
     return dx, partial.sum(0, keepdim=True).to(factor.dtype) if learned else None
 

@@ -69,7 +69,7 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
 
 def normalised(dtype: str, dim: int) -> Iterator[Case]:
     config = launch.whole_rows(dim)
-    names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr")
+    names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr", "more_ptr")
     operands = dict.fromkeys(names, f"*{dtype}") | {"inverse_ptr": "*fp32", "partial_ptr": "*fp32"}
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "LEAST": 1e-12}
     constants |= dict.fromkeys(("X_STRIDE", "SCALED_STRIDE", "UNIT_STRIDE"), dim) | {"ACC": tl.float32}
@@ -89,6 +89,7 @@ def terms_of_nodes(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         "dx_ptr",
         "d_left_ptr",
         "d_right_ptr",
+        "more_ptr",
     )
     operands = dict.fromkeys(names, f"*{dtype}") | {"partial_ptr": "*fp32"}
     constants = {
