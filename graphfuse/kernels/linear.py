@@ -140,7 +140,7 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
         with torch.cuda.device(index):
             return linear(plans, x, weight)
     out_dim, dim = weight.shape
-    num_rows, strides = x.size(0), (x.stride(0), weight.stride(0), weight.stride(1))
+    num_rows, strides = x.size(0), (x.stride(0), *weight.stride())
     key = ("linear", x.dtype, num_rows, dim, out_dim, strides)
     plan = plans.get(key)
     if plan is None:

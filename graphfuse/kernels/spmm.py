@@ -146,7 +146,7 @@ def _plan(
     dim: int,
     dtype: torch.dtype,
     out_dim: int | None,
-    weight_strides: tuple[int, int],
+    weight_strides: tuple[int, ...],
     x_stride: int,
     x_dim: int,
     relu: bool,
@@ -206,25 +206,26 @@ def spmm(
                 keep_aggregate, out_dtype,
             )  # fmt: skip
     dtype, dim = x.dtype, x.size(1)
-    vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
-    for i, vector in enumerate(vectors):
-        if vector is not None and vector.stride(0) != 1:  # an expanded gradient, say
-            vectors[i] = vector.contiguous()
     sizes = (w.num_entries, w.num_rows, w.num_cols)
     x_dim = launch.gathered_width(*sizes, dim, dtype.itemsize)
-    # windows would scale the rows in each step of the loop, and copy them through registers for it
-    scaled = vectors[3] is not None and w.row_mask is not None and launch.copy_pays(*sizes)
-    if scaled or x_dim != dim:
-        x = gathered(w.plans, x[:, None], x_dim, vectors[3] if scaled else None)[:, 0]
-    if scaled:
-        vectors[3] = None
-    out_dim, weight_strides, addresses = None, (0, 0), x.data_ptr()
+    scale = None
+    if col_scale is not None and w.row_mask is not None and launch.copy_pays(*sizes):
+        # windows would scale the rows in each step of the loop, and copy them through registers for it
+        scale, col_scale = col_scale.contiguous(), None
+    if scale is not None or x_dim != dim:
+        x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]
+    out_dim, addresses = None, x.data_ptr()
+    weight_strides: tuple[int, ...] = (0, 0)
     if weight is not None:
-        out_dim, weight_strides = weight.size(0), (weight.stride(0), weight.stride(1))
+        out_dim, weight_strides = weight.size(0), weight.stride()
         addresses |= weight.data_ptr()
-    for vector in vectors:
-        addresses |= 0 if vector is None else vector.data_ptr()
-    dtypes = [None if vector is None else vector.dtype for vector in vectors]
+    vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
+    dtypes: list[torch.dtype | None] = [None] * len(vectors)
+    for i, vector in enumerate(vectors):
+        if vector is not None:
+            vectors[i] = vector = vector.contiguous()  # an expanded gradient is not, say
+            dtypes[i] = vector.dtype
+            addresses |= vector.data_ptr()
     shape = (dim, dtype, out_dim, weight_strides, x.stride(0), x_dim, relu, loop_weight is not None)
     key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
     plan = w.plans.get(key)
