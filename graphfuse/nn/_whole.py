@@ -16,15 +16,19 @@ from graphfuse.ops.transformer_layer import transformer_layer
 
 def gat(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
     """A GATConv of one set of nodes, without edge features."""
-    lin = layer._modules.get("lin")
-    if lin is None or not _ends_in_bias(layer) or not may_read(lin) or lin._parameters["bias"] is not None:
+    # a parameter that is missing was made something else
+    lin, own = layer._modules.get("lin"), layer._parameters
+    att_src, att_dst, bias = own.get("att_src"), own.get("att_dst"), own.get("bias")
+    if lin is None or att_src is None or att_dst is None or bias is None or not _is_joined(layer):
+        return None
+    if not may_read(lin) or lin._parameters["bias"] is not None:
         return None
     return gat_layer(
         x,
         lin._parameters["weight"],
-        layer.att_src,
-        layer.att_dst,
-        layer.bias,
+        att_src,
+        att_dst,
+        bias,
         _directed(layer, graph),
         layer.negative_slope,
         layer.dropout if layer.training else 0.0,
@@ -35,14 +39,14 @@ def gat(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
 def gatv2(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
     """A GATv2Conv of one set of nodes, without edge features."""
     names = ("lin_l",) if layer.share_weights else ("lin_l", "lin_r")
-    maps = _maps(layer, x, names)
-    if maps is None or not _ends_in_bias(layer):
+    maps, att, bias = _maps(layer, x, names), layer._parameters.get("att"), layer._parameters.get("bias")
+    if maps is None or att is None or bias is None or not _is_joined(layer):
         return None
     return gatv2_layer(
         x,
         maps,
-        layer.att,
-        layer.bias,
+        att,
+        bias,
         _directed(layer, graph),
         layer.negative_slope,
         layer.dropout if layer.training else 0.0,
@@ -73,10 +77,9 @@ def _maps(layer: Any, x: Tensor, names: tuple[str, ...]) -> Maps | None:
     return Maps(weights, biases) if fits else None
 
 
-def _ends_in_bias(layer: Any) -> bool:
-    # and in nothing else: no mean of heads, no residual
-    joined = layer.concat or layer.heads == 1
-    return joined and layer.bias is not None and layer._modules.get("res") is None
+def _is_joined(layer: Any) -> bool:
+    # heads side by side, and nothing but a bias after them
+    return (layer.concat or layer.heads == 1) and layer._modules.get("res") is None
 
 
 def _directed(layer: Any, graph: RowWindows) -> RowWindows:
