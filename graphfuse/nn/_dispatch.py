@@ -23,6 +23,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.environment import is_on, is_set
 from graphfuse.kernels.device import kernel_problem
 
 log = logging.getLogger("graphfuse")
@@ -75,7 +76,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
             or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.shape[:-1] == (2,))
         )
         and (_fits(x) if type(x) is Tensor else type(x) is tuple and all(map(_fits, x)))
-        and "GRAPHFUSE_DISABLE" not in os.environ
+        and not is_set("GRAPHFUSE_DISABLE")
         and not _is_transformed()
     )
 
@@ -154,7 +155,7 @@ def _is_transformed() -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a trace keeps its environment
 def _is_disabled() -> bool:
-    return os.environ.get("GRAPHFUSE_DISABLE", "0") not in ("", "0")
+    return is_on("GRAPHFUSE_DISABLE")
 
 
 def _feature_reasons(x: Any, projects: bool) -> Iterator[str]:

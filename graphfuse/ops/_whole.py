@@ -24,15 +24,14 @@ def runs_whole(x: Tensor, width: int, *parameters: Tensor) -> bool:
         width: Columns of the widest result.
         parameters: Those of the layer.
     """
-    return (
-        torch.is_grad_enabled()
-        and runs_directly(x, *parameters)
-        and x.layout is torch.strided
-        and _check.runs_kernel(x)
-        and 0 < x.size(0) * width < columns.LARGE
-        and all([one.dtype is x.dtype and one.device == x.device for one in parameters])
-        and not torch.is_autocast_enabled(x.device.type)
-    )
+    if not (torch.is_grad_enabled() and runs_directly(x, *parameters) and x.layout is torch.strided):
+        return False
+    dtype, index = x.dtype, x.get_device()
+    for parameter in parameters:
+        if parameter.dtype is not dtype or parameter.get_device() != index:
+            return False
+    small = 0 < x.size(0) * width < columns.LARGE
+    return small and _check.runs_kernel(x) and not torch.is_autocast_enabled(x.device.type)
 
 
 class Maps(NamedTuple):
