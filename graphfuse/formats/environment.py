@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# What os.environ keeps, by encoded names. Where a name is not there, it raises an exception and catches it: two
-# of them are a tenth of the host time of a layer's forward.
+# What os.environ keeps, by encoded names. For a name that is not there it raises an exception and catches it:
+# two of them are a tenth of the host time of a layer's forward.
 _KEPT: Any = getattr(os.environ, "_data", None)
 _NAMES: dict[str, Any] = {}
 

@@ -170,21 +170,15 @@ class Operands(NamedTuple):
 
 
 def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
-    graph = graph_of(windows, _choose, *how, *operands)
+    graph = graph_of(windows, choose, *how, *operands)
     out: Tensor
     if not isinstance(graph, Walks):
         out = torch.ops.graphfuse.additive_attention(*graph, *how, *operands)[0]
     elif torch.is_grad_enabled():
         out = _apply(graph, how, *operands)[0]
     else:
-        out = _run(graph, how, Operands(*operands))[0]
+        out = run_forward(graph, how, Operands(*operands))[0]
     return out
-
-
-def attended(windows: RowWindows, how: How, given: Operands) -> tuple[Walks, tuple[Tensor, Tensor, Tensor]]:
-    """What forward walks and returns for checked operands, without a record for autograd."""
-    graph = windows.walks(*_choose(windows.sizes, *how, *given))
-    return graph, _run(graph, how, given)
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
@@ -193,7 +187,8 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
     return How(*arguments[:fields]), arguments[fields:]
 
 
-def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    """Whether rows are walked, and whether the order of the edges is needed."""
     # slope, dropout, self_loops, v2, tilted; own, other, x, edge
     _, _, _, v2, tilted, _, _, x, edge, *_ = arguments
     with_edges, (_, heads, dim) = edge is not None, x.shape
@@ -203,15 +198,17 @@ def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
 
 
 @functools.cache
-def _launchers() -> Any:
+def launchers() -> Any:
+    """The modules that launch forward and backward."""
     from graphfuse.kernels import additive, additive_bwd  # imports triton
 
     return additive, additive_bwd
 
 
-def _structure(walk: Walk, order: EdgeOrder | None, how: How) -> Any:
+def structure_of(walk: Walk, order: EdgeOrder | None, how: How) -> Any:
+    """The graph as the launchers take it."""
     edge_perm = None if order is None else order.perm
-    return _launchers()[0].Structure(walk, copies(walk) if how.dropout > 0 else None, edge_perm)
+    return launchers()[0].Structure(walk, copies(walk) if how.dropout > 0 else None, edge_perm)
 
 
 def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any]:
@@ -220,7 +217,7 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any]:
     Features that are 0 change nothing but how fast rows are gathered, so there may be more than were given;
     not where edges have features too, which would have to be copied.
     """
-    kernels, _ = _launchers()
+    kernels, _ = launchers()
     width = given.x.size(2) if how.v2 and given.edge is not None else width_of(w, given.x)
     x, other = padded(w, given.x, width), given.other.contiguous()
     own = padded(w, given.own, width) if how.v2 else given.own.contiguous()
@@ -234,13 +231,14 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any]:
 
 
 @advises
-def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def run_forward(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches forward, or runs the definition."""
     if not _check.runs_kernel(given.x):
         out = _definition(w, how, given)
         return out, out.new_empty(0), out.new_empty(0)
     operands, shape = _prepared(w.forward, how, given)
-    structure = _structure(w.forward, w.edges, how)
-    out, softmax, tilt = _launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
+    structure = structure_of(w.forward, w.edges, how)
+    out, softmax, tilt = launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
     return narrowed(out, given.x), softmax, narrowed(tilt, given.x)
 
 
@@ -266,8 +264,8 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     if not _check.runs_kernel(given.x):
         return _backward_of_definition(w, how, with_edges, grad, given)
     operands, shape = _prepared(w.forward, how, given)
-    structures = (_structure(w.forward, w.edges, how), _structure(w.backward, w.backward_edges, how))
-    kernels, (out, softmax, tilt) = _launchers()[1], results
+    structures = (structure_of(w.forward, w.edges, how), structure_of(w.backward, w.backward_edges, how))
+    kernels, (out, softmax, tilt) = launchers()[1], results
     tilt = tilt if tilt.numel() == 0 else padded(w.forward, tilt, shape.dim)
     saved = kernels.Saved(padded(w.forward, out, shape.dim), softmax, tilt)
     # neighbours read its rows: where terms of scores are float32 and x is not, in the dtype of x
@@ -333,7 +331,7 @@ class Additive(torch.autograd.Function):
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            results = _run(graph, how, Operands(*operands))
+            results = run_forward(graph, how, Operands(*operands))
         else:
             results = below_autograd(torch.ops.graphfuse.additive_attention, *graph, *how, *operands)
         ctx.graph, ctx.how = graph, how
@@ -360,7 +358,7 @@ _apply = direct_apply(Additive)
 
 def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     how, operands = _split(arguments)
-    return _run(graph, how, Operands(*operands))
+    return run_forward(graph, how, Operands(*operands))
 
 
 def _apply_registered(graph: Packed, *arguments: Any) -> Any:
@@ -380,7 +378,7 @@ register(
     _run_registered,
     _fake,
     _apply_registered,
-    _choose,
+    choose,
 )
 register(
     "additive_attention_backward",
@@ -389,7 +387,7 @@ register(
     _run_backward,
     _fake_backward,
     _no_derivative,
-    lambda sizes, *arguments: _choose(
+    lambda sizes, *arguments: choose(
         sizes, *arguments[: len(How._fields)], *arguments[len(How._fields) + 2 :]
     ),
 )

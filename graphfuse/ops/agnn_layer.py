@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.ops import attention, unit_rows
+from graphfuse.ops._attended import attention_backward, attention_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import runs_whole
 from graphfuse.ops.sddmm import contiguous_rows
@@ -43,7 +44,7 @@ class AgnnLayer(torch.autograd.Function):
         value = x.unsqueeze(1)
         # the rows of x serve as keys and as values, and are read once
         given = attention.Operands(query.unsqueeze(1), value, value, None, None, None, inverse.unsqueeze(1))
-        ctx.graph, results = attention.attended(windows, how, given)
+        ctx.ready, results = attention_forward(windows, how, given)
         ctx.how = how
         ctx.save_for_backward(beta, given.q, value, given.key_scale, *results)
         # a copy: backward needs the result, which whoever gets it may change in place
@@ -55,9 +56,7 @@ class AgnnLayer(torch.autograd.Function):
         """Gradients of ``x`` and ``beta``."""
         beta, query, value, inverse, *results = ctx.saved_tensors
         x, saved = value.squeeze(1), (query, value, value, None, None, None, inverse, *results)
-        d_query, d_key, d_value, *_ = attention.gradients(
-            ctx.graph, ctx.how, False, grad.unsqueeze(1), results[-1], saved
-        )
+        d_query, d_key, d_value, *_ = attention_backward(ctx.ready, ctx.how, grad.unsqueeze(1), saved)
         d_query, d_key, d_value = (grad.squeeze(1) for grad in (d_query, d_key, d_value))
         least, learned = unit_rows.least_length(x.dtype), ctx.needs_input_grad[3]
         dx, d_beta = unit_rows.gradients(x, beta, d_query, d_key, least, learned, d_value)

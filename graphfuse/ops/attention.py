@@ -149,20 +149,14 @@ def sparse_attention(
         pin_if_capturing(windows)
     how = How(head_dim**-0.5 if scale is None else float(scale), dropout, self_loops)
     given = Operands(q, k, v, seed, edge_query, edge_attr, key_scale)
-    graph = graph_of(windows, _choose, *how, *given)
+    graph = graph_of(windows, choose, *how, *given)
     if not isinstance(graph, Walks):
         out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *how, *given)
     elif torch.is_grad_enabled():
         out, _, edge_sum = _apply(graph, how, *given)
     else:
-        out, _, edge_sum = _run(graph, how, given)
+        out, _, edge_sum = run_forward(graph, how, given)
     return out if edge_attr is None else (out, edge_sum)
-
-
-def attended(windows: RowWindows, how: How, given: Operands) -> tuple[Walks, tuple[Tensor, Tensor, Tensor]]:
-    """What forward walks and returns for checked operands, without a record for autograd."""
-    graph = windows.walks(*_choose(windows.sizes, *how, *given))
-    return graph, _run(graph, how, given)
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
@@ -171,7 +165,8 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
     return How(*arguments[:fields]), arguments[fields:]
 
 
-def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    """Whether rows are walked, and whether the order of the edges is needed."""
     # scale, dropout, self_loops; q, k, v, seed, edge_query, edge_attr
     _, _, _, q, _, _, _, _, edge_attr, *_ = arguments
     with_edges, (_, heads, dim) = edge_attr is not None, q.shape
@@ -204,15 +199,17 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @functools.cache
-def _launchers() -> Any:
+def launchers() -> Any:
+    """The modules that launch forward and backward."""
     from graphfuse.kernels import attention, attention_bwd  # imports triton
 
     return attention, attention_bwd
 
 
-def _structure(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
+def structure_of(walk: Walk, order: EdgeOrder | None, dropout: float) -> Any:
+    """The graph as the launchers take it."""
     edge_perm = None if order is None else order.perm
-    return _launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
+    return launchers()[0].Structure(walk, copies(walk) if dropout > 0 else None, edge_perm)
 
 
 def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any, Any]:
@@ -220,7 +217,7 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any, Any]:
 
     Features that are 0 change nothing but how fast rows are gathered, so there may be more than were given.
     """
-    kernels, _ = _launchers()
+    kernels, _ = launchers()
     edges, edge_dim = None, 0
     if given.edge_query is not None and given.edge_attr is not None:
         edges = kernels.Edges(given.edge_query.contiguous(), contiguous_rows(given.edge_attr))
@@ -234,13 +231,14 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any, Any]:
 
 
 @advises
-def _run(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def run_forward(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches forward, or runs the definition."""
     if not _check.runs_kernel(given.q):
         out, edge_sum = _definition(w, how, given)
         return out, out.new_empty(0), edge_sum
     qkv, edges, shape = _prepared(w.forward, how, given)
-    structure = _structure(w.forward, w.edges, how.dropout)
-    fwd = _launchers()[0].attention_fwd
+    structure = structure_of(w.forward, w.edges, how.dropout)
+    fwd = launchers()[0].attention_fwd
     out, softmax, edge_sum = fwd(structure, *qkv, given.seed, edges, shape)
     return narrowed(out, given.q), softmax, edge_sum
 
@@ -263,9 +261,9 @@ def _run_backward(w: Walks, *arguments: Any) -> Gradients:
     if not _check.runs_kernel(given.q):
         return _backward_of_definition(w, how, grad, edge_value, given)
     qkv, edges, shape = _prepared(w.forward, how, given)
-    _, kernels = _launchers()
-    forward = _structure(w.forward, w.edges, how.dropout)
-    backward = _structure(w.backward, w.backward_edges, how.dropout)
+    _, kernels = launchers()
+    forward = structure_of(w.forward, w.edges, how.dropout)
+    backward = structure_of(w.backward, w.backward_edges, how.dropout)
     dq, dk, dv, *of_edges = kernels.attention_bwd(
         (forward, backward),
         padded(w.forward, grad, shape.dim),
@@ -330,7 +328,7 @@ class Attention(torch.autograd.Function):
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
         results: tuple[Tensor, Tensor, Tensor]
         if isinstance(graph, Walks):
-            results = _run(graph, how, Operands(*operands))
+            results = run_forward(graph, how, Operands(*operands))
         else:
             results = below_autograd(torch.ops.graphfuse.attention, *graph, *how, *operands)
         ctx.graph, ctx.how = graph, how
@@ -362,7 +360,7 @@ _apply = direct_apply(Attention)
 
 def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     how, operands = _split(arguments)
-    return _run(graph, how, Operands(*operands))
+    return run_forward(graph, how, Operands(*operands))
 
 
 def _apply_registered(graph: Packed, *arguments: Any) -> Any:
@@ -383,7 +381,7 @@ register(
     _run_registered,
     _fake,
     _apply_registered,
-    _choose,
+    choose,
 )
 register(
     "attention_backward",
@@ -392,5 +390,5 @@ register(
     _run_backward,
     _fake_backward,
     _no_derivative,
-    lambda sizes, *arguments: _choose(sizes, *arguments[:3], *arguments[6:]),
+    lambda sizes, *arguments: choose(sizes, *arguments[:3], *arguments[6:]),
 )

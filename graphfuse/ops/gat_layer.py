@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.ops import _check, additive, logits
+from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import runs_whole
 
@@ -74,7 +75,7 @@ class GatLayer(torch.autograd.Function):
         vectors = att_src.contiguous(), att_dst.contiguous()
         a_src, a_dst = logits.terms(rows, *vectors)
         given = additive.Operands(a_dst, a_src, rows, None, None, seed)
-        ctx.graph, results = additive.attended(windows, how, given)
+        ctx.ready, results = additive_forward(windows, how, given)
         ctx.how = how
         _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
         kept = (x if needs_weight else None, weight if needs_x else None)
@@ -88,7 +89,7 @@ class GatLayer(torch.autograd.Function):
         x, weight, left, right, *saved = ctx.saved_tensors
         rows = saved[2]
         of_heads = grad.view(rows.shape)
-        d_dst, d_src, dx, *_ = additive.gradients(ctx.graph, ctx.how, False, of_heads, saved)
+        d_dst, d_src, dx, *_ = additive_backward(ctx.ready, ctx.how, of_heads, saved)
         d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst), dx)
         d_rows = d_rows.view(grad.shape)
         _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad

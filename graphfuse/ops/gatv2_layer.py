@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.ops import _check, additive
+from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
 
@@ -67,8 +68,10 @@ class Gatv2Layer(torch.autograd.Function):
         _, heads, dim = att.shape
         rows, weight = projected(x, Maps.of(parameters, count))
         x_src, *x_dst = rows.view(-1, count * heads, dim).chunk(count, 1)
-        given = additive.Operands(x_dst[0] if x_dst else x_src, att.squeeze(0), x_src, None, None, seed)
-        ctx.graph, results = additive.attended(windows, how, given)
+        given = additive.Operands(
+            x_dst[0] if x_dst else x_src, att.squeeze(0).contiguous(), x_src, None, None, seed
+        )
+        ctx.ready, results = additive_forward(windows, how, given)
         ctx.how, ctx.count, ctx.biased = how, count, len(parameters) > count
         _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:count]) else None, weight if needs_x else None)
@@ -81,7 +84,7 @@ class Gatv2Layer(torch.autograd.Function):
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
         of_heads = grad.view(saved[0].shape)
-        d_dst, d_att, d_src, *_ = additive.gradients(ctx.graph, ctx.how, False, of_heads, saved)
+        d_dst, d_att, d_src, *_ = additive_backward(ctx.ready, ctx.how, of_heads, saved)
         d_rows = d_src.add_(d_dst) if ctx.count == 1 else torch.cat((d_src, d_dst), 1)
         num_rows, width = grad.shape
         d_rows = d_rows.view(num_rows, ctx.count * width)

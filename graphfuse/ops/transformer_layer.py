@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.ops import _check, attention
+from graphfuse.ops._attended import attention_backward, attention_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
 
@@ -60,7 +61,7 @@ class TransformerLayer(torch.autograd.Function):
         query, key, value = [part.view(shape) for part in qkv]
         given = attention.Operands(query, key, value, seed, None, None, None)
         ctx.how = attention.How(shape[2] ** -0.5, dropout, False)
-        ctx.graph, results = attention.attended(windows, ctx.how, given)
+        ctx.ready, results = attention_forward(windows, ctx.how, given)
         ctx.biased = len(parameters) > _PARTS
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:_PARTS]) else None, weight if needs_x else None)
@@ -73,8 +74,8 @@ class TransformerLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
-        of_heads, edge_sum = grad.view(saved[0].shape), saved[-1]
-        of_qkv = attention.gradients(ctx.graph, ctx.how, False, of_heads, edge_sum, saved)[:3]
+        of_heads = grad.view(saved[0].shape)
+        of_qkv = attention_backward(ctx.ready, ctx.how, of_heads, saved)[:3]
         d_rows = torch.cat([*[part.view(grad.shape) for part in of_qkv], grad], 1)
         widths = [grad.size(1)] * _PARTS
         dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphfuse.kernels import launch
 from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, TransformerConv
 from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, transformer_layer
 from tests.nn._layers import EDGES
@@ -63,10 +64,10 @@ def named_nodes(out: Tensor) -> str:
     return out.grad_fn.name()
 
 
-def run(layer: Any, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+def run(layer: Any, x: Tensor, edges: Tensor = EDGES) -> tuple[Tensor, list[Tensor | None]]:
     """Output and gradients, of weights that are dropped alike."""
     torch.manual_seed(3)
-    out = layer(x, EDGES.to(x.device))
+    out = layer(x, edges.to(x.device))
     given = [one for one in (x, *layer.parameters()) if one.requires_grad]
     return out, list(torch.autograd.grad(out.square().sum(), given))
 
@@ -84,6 +85,16 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
     assert not named_nodes(wanted).endswith("LayerBackward")
     assert torch.equal(found, wanted)
     torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "dropout" in name or "one head" in name])
+def test_rows_that_are_copied_before_they_are_gathered(
+    layer: Any, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = run(layer, x, EDGES.roll(1, 1))
+    monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+    found = run(layer, x, EDGES.roll(2, 1))  # equal edges would find what was prepared
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LAYERS)
