@@ -3,7 +3,8 @@
 Every call of a device function looks through all of ``triton.language`` for what the launch has replaced
 already, every tensor makes its shape and types anew, of operands that fit each other it is found out whether
 they fit, and every addition is done again in int64 to see whether it overflows. Results are the same to the
-bit, but for bfloat16: float32 is rounded to it, as GPUs do, where the interpreter cuts bits off.
+bit, but for bfloat16: float32 is rounded to it, as GPUs do, where the interpreter cuts bits off, and its numbers
+are added and multiplied, not their bits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def prepare() -> None:
         return
     _take_numbers_for_masks()
     _round_to_bfloat16()
+    _compute_in_bfloat16()
     _replace_once_a_launch()
     _type_tuples_on_demand()
     _look_dtypes_up_once()
@@ -67,6 +69,22 @@ def _round_to_bfloat16() -> None:
         return interpreter.TensorHandle(nearest.astype(np.uint16), tl.bfloat16)
 
     builder.cast_impl = rounded
+
+
+def _compute_in_bfloat16() -> None:
+    # The interpreter would add and multiply the bit patterns.
+    builder = interpreter.InterpreterBuilder
+    compute = builder.binary_op
+
+    def computed(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if lhs.dtype.scalar != tl.bfloat16:
+            return compute(self, lhs, rhs, op)
+        found = compute(self, *[self.cast_impl(x, tl.float32) for x in (lhs, rhs)], op)
+        if found.data.dtype == bool:
+            return interpreter.TensorHandle(found.data, tl.bfloat16)
+        return self.cast_impl(found, tl.bfloat16)
+
+    builder.binary_op = computed
 
 
 def _replace_once_a_launch() -> None:

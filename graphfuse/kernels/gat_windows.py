@@ -30,7 +30,6 @@ from graphfuse.kernels.attention_tiles import (
     numbers_of_columns,
     of_copy,
     shift_of,
-    tame,
     window_step,
 )
 from graphfuse.kernels.tiles import (
@@ -126,35 +125,41 @@ def sums_of_entries(
 
 
 @triton.jit
-def factors(u, shift, SLOPE: tl.constexpr):
-    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], these two
-    # numbers of each node make its weights: no score needs an exponential of its own.
-    return tl.exp2(u * LOG2_E - shift), tl.exp2(u * (LOG2_E * SLOPE) - shift)
+def half_factors(u, shift, SLOPE: tl.constexpr, HALF: tl.constexpr):
+    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], two numbers
+    # of each node make its weights: no score needs an exponential of its own. In half precision two products
+    # or maxima are one instruction. With a and d counted from the mean of the first sources, and scores from
+    # what that makes of d, one factor of a receiver is 1 and the other smaller: a weight is rounded once, or
+    # where the other is taken three times.
+    return tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
 
 
 @triton.jit
 def attend(
     column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
-    own, own_key, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
+    own, own_key, means, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Goes on with the softmax and the sums of each head, (top, total, high, acc, tilt), over the entries
-    # [begin, end) of a window. FIXED: `top`, or 0 where there is none yet, stays what is subtracted from
-    # scores. Whether that was good enough is for `held` to say, from `total` and from `seen`, the rows of all
-    # entries.
+    # [begin, end) of a window. FIXED: `top`, the score that a source with the number in `means` would make,
+    # stays what is subtracted from scores. Whether that was good enough is for `held` to say, from `total`
+    # and from `seen`, the rows of all entries.
     tl.static_assert(not FIXED or DROPOUT == 0, "weights are dropped from running sums alone")
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
-    ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(x_ptr.dtype.element_ty)
+    HALF: tl.constexpr = x_ptr.dtype.element_ty
+    ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(HALF)
     # 0, which the compiler must not know: it would choose between pairs of halves, by taking them apart
-    zero = tl.where(begin < 0, 1.0, 0.0).to(ACC)
+    zero = tl.where(begin < 0, 1.0, 0.0).to(HALF if FIXED else ACC)
     running, own_factors = nothing(), nothing()
     for g in tl.static_range(GROUP):
         its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
         running += ((states[g][0], its_total, its_high, states[g][3], states[g][4]),)
-        own_factors += (factors(own[g], tl.expand_dims(shift_of(states[g][0]), 1), SLOPE),)
+        if FIXED:
+            its_own = own[g] + means[g]
+            own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     first_columns = load_columns(column_ptr, begin, end, COLUMNS)
     other = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
@@ -175,19 +180,18 @@ def attend(
         for pair in tl.static_range(GROUP // PAIR):
             first = head + pair * PAIR
             tiles += (gather(x_ptr, column, first, X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
-        if FIXED and GROUP > 1:
-            most = tl.where(outside == 0, float("inf"), zero)
+        if FIXED:
+            most = tl.where(outside == 0, float("inf"), 0.0).to(HALF)
         new_states = nothing()
         for g in tl.static_range(GROUP):
             x = tiles[g // PAIR]
             top, total, high, acc, tilt = running[g]
             if FIXED:
                 up, down = own_factors[g]
-                u = other[g].to(ACC)
-                other_up, other_down = factors(u, 0.0, SLOPE)
-                larger = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
-                p = tl.minimum(larger, most) if GROUP > 1 else tl.where(outside == 0, larger, zero)
-                bends = u > -own[g]
+                other_up, other_down = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
+                p = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
+                p = tl.minimum(p, most)
+                bends = other[g] > (-own[g]).to(other[g].dtype)
             else:
                 u = own[g] + as_scores(other[g], 1, ACC)
                 s = tl.where(outside == 0, exponent(u, SLOPE), outside)
@@ -224,10 +228,11 @@ def attend(
 
 
 @triton.jit
-def in_range(own, top):
-    # Whether the factors of receivers, of which the first is larger where it matters, are small enough that a
-    # source's, where that is 0 for being too small for float32, would have made a weight that is nothing.
-    return own * LOG2_E - shift_of(top) <= 60.0  # NaN is not
+def from_guess(state, guess):
+    # The state of a softmax, which may hold a loop, as if it had begun with `guess` as the maximum.
+    top, total, high, acc, tilt = state
+    factor = tl.exp2(top - guess)  # 0 without a loop
+    return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]
 
 
 @triton.jit
@@ -312,16 +317,15 @@ def gat_window_kernel(
             own_key += (key_of(seed_ptr, places, head + g, False),)
         # What a loop leaves behind has to exist before it, for Triton.
         states += (no_edges(PAIR * BLOCK_DIM, ACC),)
-    # A guess serves in place of the maxima if they seem to be near. Should that turn out to have been wrong,
-    # all is done once more, as in `attention_window_kernel`.
-    middle, guesses = end, nothing()
+    # A guess serves in place of the maxima. Should that turn out to have been wrong, all is done once more, as
+    # in `attention_window_kernel`.
+    middle, means = end, nothing()
     if GUESS:
         middle = begin
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
         others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
         for g in tl.static_range(GROUP):
-            mean = tl.sum(others[g].to(ACC)) / COLUMNS
-            guesses += (exponent(own[g].reshape(16) + mean, SLOPE),)
+            means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
     todo = 1
     while todo > 0:
         todo = 0
@@ -336,28 +340,23 @@ def gat_window_kernel(
         if not GUESS or middle > begin:
             states, _ = attend(
                 column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
-                middle, head, own, own_key, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR,
+                middle, head, own, own_key, means, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR,
                 BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
         if GUESS:
             if middle < end:
-                good = tl.full((16,), 1, dtype=tl.int1)
                 guessed = nothing()
                 for g in tl.static_range(GROUP):
-                    top, total, high, acc, tilt = states[g]
-                    top = tl.where(top == float("-inf"), guesses[g], top)
-                    good &= tame(top) & in_range(own[g].reshape(16), top)
-                    guessed += ((top, total, high, acc, tilt),)
-                states, done = guessed, tl.min(good.to(tl.int32)) > 0
-                if done:
-                    states, seen = attend(
-                        column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
-                        begin, end, head, own, own_key, states, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
-                        PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-                    )  # fmt: skip
-                    done = held(states[0][1], seen)
-                    for g in tl.static_range(1, GROUP):
-                        done &= held(states[g][1], seen)
+                    guess = exponent(own[g].reshape(16) + means[g], SLOPE)
+                    guessed += (from_guess(states[g], guess),)
+                states, seen = attend(
+                    column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
+                    begin, end, head, own, own_key, means, guessed, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
+                    PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+                )  # fmt: skip
+                done = held(states[0][1], seen)
+                for g in tl.static_range(1, GROUP):
+                    done &= held(states[g][1], seen)
                 todo = tl.where(done, 0, 1)
                 middle = end
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
