@@ -317,8 +317,8 @@ def gat_window_kernel(
             own_key += (key_of(seed_ptr, places, head + g, False),)
         # What a loop leaves behind has to exist before it, for Triton.
         states += (no_edges(PAIR * BLOCK_DIM, ACC),)
-    # A guess serves in place of the maxima. Should that turn out to have been wrong, all is done once more, as
-    # in `attention_window_kernel`.
+    # A guess serves in place of the maxima. Should that turn out to have been wrong, all is done once more,
+    # as in `attention_window_kernel`.
     middle, means = end, nothing()
     if GUESS:
         middle = begin
