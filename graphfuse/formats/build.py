@@ -18,8 +18,8 @@ BLOCK = 8  # columns of a tensor-core block (TCB)
 # Long windows are cut so that one slice is at most _MIN_SLICE entries, or what one of _SLICES equal shares of
 # all entries would be, whichever is more: 4224 = 32 warps on each of 132 multiprocessors. Up to half as long
 # again they may be one of _FEWER shares, which leaves less to merge. Fixed, not read off the GPU: the cuts
-# decide the order of summation, and results must not change with the machine.
-_MIN_SLICE = 512
+# decide the order of summation, and results must not change with the machine. A row takes less to merge.
+_MIN_SLICE, _MIN_ROW_SLICE = 512, 128
 _SLICES = 4224
 _FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
@@ -124,6 +124,13 @@ def slice_length(num_entries: int) -> int:
     """Longest run of entries that one program walks."""
     longer = min(_share(num_entries, _FEWER), _MIN_SLICE * 3 // 2)
     return max(_MIN_SLICE, longer, _share(num_entries, _SLICES))
+
+
+def row_slice_length(num_edges: int, cut: bool) -> int:
+    """Longest run of edges of a row that one program walks; ``cut`` if windows are cut, else no row is."""
+    if not cut:
+        return slice_length(num_edges)
+    return max(min(_MIN_SLICE, _MIN_ROW_SLICE), _share(num_edges, _SLICES))
 
 
 def _share(num_entries: int, shares: int) -> int:

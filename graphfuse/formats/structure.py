@@ -209,7 +209,7 @@ def _build_rows(structure: Structure) -> Tensor:
     if counts is not None:
         return quick.build_rows(structure.windows, counts[0])
     scalars = structure.scalars
-    split = build.slice_length(scalars.num_edges)
+    split = build.row_slice_length(scalars.num_edges, scalars.slots_dst + scalars.slots_src > 0)
     sections, slots = _row_sections(walk(structure.windows, False), split)
     if scalars.symmetric:
         backward, backward_slots = sections, slots

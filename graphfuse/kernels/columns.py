@@ -18,6 +18,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 
 MAX_BLOCK = 1024  # columns of a program
+AT_ONCE = 8192  # rows up to which one program sums up all of a few columns
 MERGE_BLOCK, MERGE_SLICES = 16, 512  # columns of a program of the merge, and most slices it adds at a time
 
 
@@ -42,7 +43,7 @@ def _bias_kernel(
 #   grid      (num_slices * blocks,): one program = one slice of `length` rows, ROWS at a time, x BLOCK_DIM
 #             columns
 #   reads     x [num_rows, DIM], contiguous features, strided rows
-#   writes    partial ACC [num_slices, DIM]
+#   writes    partial ACC [num_slices, DIM]; of a single slice the result, in its dtype
 #   order     rows top to bottom, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def _column_sum_kernel(
@@ -59,7 +60,8 @@ def _column_sum_kernel(
         offs = rows.to(tl.int64)[:, None] * x_stride + offs_dim[None, :]
         mask = (rows < end)[:, None] & (offs_dim < DIM)[None, :]
         acc += tl.load(x_ptr + offs, mask=mask, other=0.0).to(ACC)
-    tl.store(partial_ptr + pid.to(tl.int64) * DIM + offs_dim, tl.sum(acc, 0), mask=offs_dim < DIM)
+    total = tl.sum(acc, 0).to(partial_ptr.dtype.element_ty)
+    tl.store(partial_ptr + pid.to(tl.int64) * DIM + offs_dim, total, mask=offs_dim < DIM)
 
 
 # Adds the slices: partial [num_slices, WIDTH] to out [WIDTH].
@@ -101,12 +103,17 @@ def _bias_plan(index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: 
 class _SumPlan(NamedTuple):
     num_slices: int
     main: Launch
-    merge: Launch
+    merge: Launch | None  # None: one program sums up all rows
 
 
 @functools.lru_cache(maxsize=256)
 def _sum_plan(index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: int, stride: int) -> _SumPlan:
-    config, acc = launch.whole_rows(min(dim, MAX_BLOCK)), accumulator(dtypes[0])
+    acc = accumulator(dtypes[0])
+    if num_rows <= AT_ONCE:
+        block = min(launch.power_of_two(dim), 16)
+        rest = (num_rows, num_rows, stride, dim, block, 16384 // block, acc)
+        return _SumPlan(1, Launch(_column_sum_kernel, -(-dim // block), 16, (), rest), None)
+    config = launch.whole_rows(min(dim, MAX_BLOCK))
     length, num_slices = launch.row_slices(num_rows, config.rows)
     rest = (num_rows, length, stride, dim, config.block_dim, config.rows, acc)
     main = Launch(_column_sum_kernel, num_slices * -(-dim // config.block_dim), config.warps, (), rest)
@@ -135,7 +142,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Launches the two kernels.
+    """Launches the kernel, or of many rows the two.
 
     Args:
         x: ``[num_rows, dim]``, contiguous features; both sizes are at least 1.
@@ -150,8 +157,11 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
             return column_sums(x, dtype)
     num_rows, dim = x.shape
     plan = _sum_plan(index, (x.dtype, dtype), num_rows, dim, x.stride(0))
-    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    partial, out = x.new_empty(plan.num_slices, dim, dtype=acc), x.new_empty(dim, dtype=dtype)
+    out = partial = x.new_empty(dim, dtype=dtype)
+    if plan.merge is not None:
+        acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        partial = x.new_empty(plan.num_slices, dim, dtype=acc)
     plan.main((partial,), (x,), aligned(x), index)
-    plan.merge((out,), (partial,), True, index)
+    if plan.merge is not None:
+        plan.merge((out,), (partial,), True, index)
     return out

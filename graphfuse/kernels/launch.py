@@ -1,8 +1,8 @@
 """Launch configurations: a function of the walk, the width and the element size, the same on every run.
 
 No run-time autotuning: it races across threads, must not run inside a CUDA graph capture, and would let the
-machine's mood choose the order of summation. The rules below were read off sweeps on one H200 over Cora,
-musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in.
+machine's mood choose the order of summation. The rules below were read off sweeps on one H200 or H100 over
+Cora, PubMed, musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in.
 """
 
 from __future__ import annotations
@@ -206,12 +206,12 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
 def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
     width = power_of_two(dim)
+    if num_rows < _FULL and out_dim is None:
+        return Config(min(width, 64), 32, 1, 1)
     block = width if out_dim is not None else min(width, 128)
-    block_out = power_of_two(min(out_dim or 1, 16))
-    warps = 1 if block < 256 else 4
+    warps, block_out = 1 if block < 256 else 4, power_of_two(min(out_dim or 1, 16))
     if num_rows < _FULL:
-        in_flight = 2048 if out_dim is None else 1024
-        return Config(block, min(32, max(4, in_flight // block)), 2, warps, block_out)
+        return Config(block, min(32, max(4, 1024 // block)), 2, warps, block_out)
     return Config(block, min(16, max(4, 512 // block)), 1, warps, block_out, rows=4)
 
 
@@ -303,10 +303,9 @@ def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = Fals
 def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 
-    ``rows`` is the block of heads, ``block_out`` that of the numbers of an edge, whose gradient wants all
-    heads in one program. In half precision a step of one warp is one load of 16 bytes a thread. float32
-    takes more edges a step, each with a sum of its own: so it passed the accuracy tests on real graphs, and
-    narrower steps did not. Its loads go straight to registers, which is what keeps them few.
+    ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
+    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes more
+    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
     """
     block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
     block_heads = power_of_two(heads)
@@ -314,7 +313,7 @@ def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
-        warps = 2 if width <= 64 else 4 if width <= 256 else 8
+        warps = 8 if width > 256 else 1 if width <= 32 else 2 if heads == 1 and width <= 128 else 4
         return Config(block_dim, min(32, max(4, 1024 // width)), 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
@@ -333,9 +332,9 @@ def gat_prefers_rows(
 ) -> bool:
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    For the reasons of dot-product attention, and where heads are narrower than a sector, which windows gather
-    for two at a time. In inference, where windows need no exponential of a score, half a sector is enough; in
-    training a window does more for each, and several heads of a sector go by rows too.
+    For the reasons of dot-product attention, and where heads are narrower than a sector. In inference, where
+    windows need no exponential of a score, half a sector is enough, as they gather two at a time; in training
+    a window does more for each, and several heads of a sector go by rows too.
     """
     sector = dim * dtype.itemsize
     if sector < 32:
@@ -357,8 +356,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     guess = not (dropout or backward)
     if guess and heads > 1 and width <= 32 and not tilted:
         if dim <= 8:
-            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=128, guess=guess)
-        return Config(width, 32, 3, 1, rows=2, registers=168, guess=guess)
+            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=168, guess=guess)
+        return Config(width, 32, 5, 1, rows=2, registers=168, guess=guess)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
     if dropout:
@@ -376,7 +375,8 @@ def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
     """Row kernels of GAT's attention; forward reads but one row an edge, and takes twice as many a step."""
     config = attention_row(heads, dim, size)
     if size > 2:
-        return config
+        width = config.rows * config.block_dim
+        return config._replace(warps=2 if width == 64 else 1) if heads > 1 and width <= 128 else config
     if dim < 32:
         return config._replace(stages=1)
     return config if backward else config._replace(step=2 * config.step)
@@ -387,7 +387,8 @@ def gatv2_row(heads: int, dim: int, size: int, backward: bool, long: bool) -> Co
     """Row kernels of GATv2's attention; ``long`` rows, of 256 edges and more, keep four warps busy."""
     config = attention_row(heads, dim, size)
     if size > 2:
-        return config._replace(step=max(1, config.step // 2), stages=2)  # of registers
+        narrow = config.rows * config.block_dim <= 64 and not backward
+        return config._replace(step=max(1, config.step // 2), warps=min(config.warps, 2 if narrow else 8))
     if long and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
     return config

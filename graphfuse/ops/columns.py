@@ -58,7 +58,9 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
-    if torch.is_grad_enabled() or is_batched(x) or not _runs(x) or x.numel() < LARGE:
+    fits = not torch.is_grad_enabled() and not is_batched(x) and _runs(x) and x.numel() > 0
+    # what one launch does takes the host as long as PyTorch's, and the GPU half as long
+    if not fits or (x.numel() < LARGE and x.size(0) > _launchers().AT_ONCE):
         total: Tensor = x.sum(0)
         return total if total.dtype == dtype else total.to(dtype)
     found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 import triton.language as tl
 
 from graphfuse.formats import quick_kernels
@@ -143,6 +144,10 @@ def columns_of(dtype: str, dim: int) -> Iterator[Case]:
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
     for kernel in (columns._bias_kernel, columns._column_sum_kernel):
         yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+    at_once = columns._sum_plan(0, (torch.float32,), columns.AT_ONCE, dim, dim).main
+    constants = dict(zip(("DIM", "BLOCK_DIM", "ROWS", "ACC"), at_once._rest[3:], strict=True))
+    kernel, warps = at_once._kernel, at_once._options["num_warps"]
+    yield Case(f"{kernel.__name__}{name}-at-once", kernel, operands, constants, warps)
     for num_slices in (20, columns.MERGE_SLICES):
         merge = columns.slices_merge(num_slices, dim, tl.float32)
         operands = {"out_ptr": f"*{dtype}", "partial_ptr": "*fp32"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,11 +29,13 @@ def of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 0)
 
 
-@pytest.fixture(params=[False, True], ids=["one step", "several"])
+@pytest.fixture(params=["at once", "one step", "several"])
 def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few slices, of several steps, that the merge adds two at a time, as of a large matrix."""
+    """No slices, many, or few of several steps, that the merge adds two at a time, as of a large matrix."""
     kernels = module._launchers()
-    if request.param:
+    if request.param != "at once":
+        monkeypatch.setattr(kernels, "AT_ONCE", 0)
+    if request.param == "several":
         monkeypatch.setattr("graphfuse.kernels.launch.MAX_ROW_SLICES", 3)
         monkeypatch.setattr(kernels, "MERGE_SLICES", 2)
     kernels._sum_plan.cache_clear()
@@ -51,6 +54,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
+    importlib.import_module("graphfuse.kernels.additive_bwd")  # keeps the launcher itself, not what notes it
     kernels = module._launchers()
     for name in ("add_bias", "column_sums"):
         monkeypatch.setattr(kernels, name, noted(name, getattr(kernels, name)))
@@ -175,7 +179,9 @@ def test_what_the_kernels_do_not_take_is_pytorchs(
     with torch.enable_grad():
         assert torch.equal(column_sums(x, torch.float32), x.sum(0))  # which can be differentiated again
     monkeypatch.setattr(module, "LARGE", 25)
+    monkeypatch.setattr(module._launchers(), "AT_ONCE", 5)
     assert torch.equal(add_bias(x, bias), x + bias)
+    assert torch.equal(column_sums(x, torch.float32), x.sum(0))
     assert calls == []
 
 
