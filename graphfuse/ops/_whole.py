@@ -70,5 +70,5 @@ def map_gradients(
     """
     dx = None if weight is None else torch.mm(grad, weight)
     of_weights = [None] * len(widths) if x is None else torch.mm(grad.t(), x).split_with_sizes(widths)
-    of_biases = grad.sum(0).split_with_sizes(widths) if biased else ()
+    of_biases = columns.column_sums(grad, grad.dtype).split_with_sizes(widths) if biased else ()
     return dx, [*of_weights, *of_biases]

@@ -13,6 +13,7 @@ from graphfuse.ops import _check, additive, logits
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import runs_whole
+from graphfuse.ops.columns import column_sums
 
 
 def gat_layer(
@@ -99,7 +100,7 @@ class GatLayer(torch.autograd.Function):
             torch.mm(d_rows, weight) if needs_x else None,
             torch.mm(d_rows.t(), x) if needs_weight else None,
             *d_vectors.unbind(),
-            grad.sum(0) if needs_bias else None,
+            column_sums(grad, grad.dtype) if needs_bias else None,
             None,
         )
 

@@ -12,6 +12,7 @@ from graphfuse.ops import _check, additive
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
 from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
+from graphfuse.ops.columns import column_sums
 
 
 def gatv2_layer(
@@ -89,7 +90,7 @@ class Gatv2Layer(torch.autograd.Function):
         num_rows, width = grad.shape
         d_rows = d_rows.view(num_rows, ctx.count * width)
         dx, d_maps = map_gradients(d_rows, x, weight, [width] * ctx.count, ctx.biased)
-        d_bias = grad.sum(0) if ctx.needs_input_grad[6] else None
+        d_bias = column_sums(grad, grad.dtype) if ctx.needs_input_grad[6] else None
         return None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
 
 
