@@ -136,39 +136,48 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     return Plan(main, _merge(w, shape, tilted))
 
 
+def forward_plan(structure: Structure, given: Operands, shape: Shape, tilted: bool) -> Plan:
+    """What :func:`additive_fwd` launches for such operands, as it was prepared when they first came."""
+    strides = (given.x.stride(0), given.own.stride(0))
+    missing = structure.copies is None, given.edge is None, given.loop_edge is None
+    key = ("additive_fwd", shape, strides, given.other.dtype, tilted, *missing)
+    plans = structure.walk.plans
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _plan(structure, shape, strides, tilted)
+    return plan
+
+
 def additive_fwd(
-    structure: Structure, given: Operands, shape: Shape, tilted: bool
+    structure: Structure, given: Operands, shape: Shape, tilted: bool, plan: Plan | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
     Args:
         structure: The graph.
-        given: Operands.
+        given: Operands; heads of ``x`` and of GATv2's ``own`` may stand side by side, ``[:, heads * dim]``.
         shape: What to prepare for.
         tilted: Whether to return GAT's tilt.
+        plan: That of :func:`forward_plan`, if it is at hand.
 
     Returns:
-        The output ``[num_rows, heads, dim]``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
-        tilt, of the shape of the output, or nothing, ``[0]``.
+        The output ``[num_rows, heads, dim]``, heads side by side if those of ``x`` are; maximum and sum of
+        the softmax, ``[num_rows, heads, 2]``; the tilt, of the shape of the output, or nothing, ``[0]``.
     """
     own, other, x, edge, loop_edge, seed = given
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return additive_fwd(structure, given, shape, tilted)
+            return additive_fwd(structure, given, shape, tilted, plan)
     w = structure.walk
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    out = other.new_empty(w.num_rows, shape.heads, shape.dim)
+    out = other.new_empty(w.num_rows, *x.shape[1:])
     softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
     tilt = other.new_empty(*(out.shape if tilted else (0,)))
     if out.numel() == 0:
         return out, softmax, tilt
-    strides = (x.stride(0), own.stride(0))
-    missing = structure.copies is None, edge is None, loop_edge is None
-    key = ("additive_fwd", shape, strides, other.dtype, tilted, *missing)
-    plan = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _plan(structure, shape, strides, tilted)
+        plan = forward_plan(structure, given, shape, tilted)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height

@@ -75,21 +75,48 @@ class Saved(NamedTuple):
     tilt: Tensor
 
 
-def _stats(w: Walk, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -> tuple[Tensor, Tensor]:
+class Plans(NamedTuple):
+    """What backward launches."""
+
+    delta: Launch
+    rows: Plan | None  # None of GAT, whose receivers need no gather
+    columns: Plan
+
+
+def backward_plans(
+    structures: tuple[Structure, Structure], grad: Tensor, given: Operands, saved: Saved, shape: Shape
+) -> Plans:
+    """What :func:`additive_bwd` launches for such operands without features of edges; no size is 0."""
+    delta, no_edges = _delta_plan(structures[0].walk, grad, saved, shape), (None, None)
+    if not shape.v2:
+        return Plans(delta, None, _gat_plan(structures[1], grad, given, shape, no_edges))
+    rows, columns = [
+        _gatv2_plan(structure, grad, given, shape, no_edges, transposed)
+        for structure, transposed in zip(structures, (False, True), strict=True)
+    ]
+    return Plans(delta, rows, columns)
+
+
+def _delta_plan(w: Walk, grad: Tensor, saved: Saved, shape: Shape) -> Launch:
+    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0)
+    plan: Launch | None = w.plans.get(key)
+    if plan is None:
+        config = launch.whole_rows(shape.dim)
+        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
+        rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
+        programs = -(-grad.size(0) * shape.heads // config.rows)
+        plan = w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
+    return plan
+
+
+def _stats(plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -> tuple[Tensor, Tensor]:
     # statistics of the receivers, and the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
     d_a_dst = given.own.new_empty(*((0,) if tilt is None else saved.softmax.shape[:2]))
-    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, tilt is None)
-    if key not in w.plans:
-        config = launch.whole_rows(shape.dim)
-        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
-        rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
-        programs = -(-grad.size(0) * shape.heads // config.rows)
-        w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
     outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
-    w.plans[key](outputs, (), aligned(grad, a_dst), grad.get_device())
+    plan(outputs, (), aligned(grad, a_dst), grad.get_device())
     return stats, d_a_dst
 
 
@@ -113,6 +140,7 @@ def additive_bwd(
     saved: Saved,
     shape: Shape,
     with_edges: bool,
+    plans: Plans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Launches the kernels: GAT's over the transpose, as its receivers need no gather; GATv2's over both.
 
@@ -123,6 +151,7 @@ def additive_bwd(
         saved: Results of forward.
         shape: That of forward.
         with_edges: Whether the gradients of ``edge`` and ``loop_edge`` are wanted.
+        plans: Those of :func:`backward_plans`, if they are at hand.
 
     Returns:
         Gradients of ``own``, ``other``, ``x``, ``edge`` and ``loop_edge``; ``[0]`` where there is none.
@@ -131,17 +160,18 @@ def additive_bwd(
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return additive_bwd(structures, grad, given, saved, shape, with_edges)
+            return additive_bwd(structures, grad, given, saved, shape, with_edges, plans)
     dx = x.new_empty(*x.shape)
     d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
-    stats, d_a_dst = _stats(structures[0].walk, grad, given, saved, shape)
+    delta = _delta_plan(structures[0].walk, grad, saved, shape) if plans is None else plans.delta
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape)
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
-        d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges)
+        d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
     else:
-        d_own, d_other = d_a_dst, _gat_bwd(structures[1], grad, given, shape, stats, dx, of_edges)
+        d_own, d_other = d_a_dst, _gat_bwd(structures[1], grad, given, shape, stats, dx, of_edges, plans)
     return d_own, d_other, dx, *d_edges
 
 
@@ -153,18 +183,14 @@ def _gat_bwd(
     stats: Tensor,
     dx: Tensor,
     of_edges: tuple[Tensor | None, ...],
+    plans: Plans | None,
 ) -> Tensor:
     # fills dx and of_edges, and returns the gradient of a_src
     _, a_src, x, edge, loop_edge, seed = given
     w, d_a_src = structure.walk, a_src.new_empty(*a_src.shape)
     if dx.numel() == 0:
         return d_a_src
-    wanted = tuple(value is None for value in of_edges)
-    strides = (x.stride(0), grad.stride(0))
-    key = ("gat_bwd", shape, strides, a_src.dtype, structure.copies is None, edge is None, wanted)
-    plan = w.plans.get(key)
-    if plan is None:
-        plan = w.plans[key] = _gat_bwd_plan(structure, shape, strides)
+    plan = _gat_plan(structure, grad, given, shape, of_edges) if plans is None else plans.columns
     partial = None
     if plan.merge is not None:
         partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
@@ -178,6 +204,18 @@ def _gat_bwd(
     if plan.merge is not None:
         plan.merge((dx, None, d_a_src, partial), (), True, x.get_device())
     return d_a_src
+
+
+def _gat_plan(
+    structure: Structure, grad: Tensor, given: Operands, shape: Shape, of_edges: tuple[Tensor | None, ...]
+) -> Plan:
+    strides, plans = (given.x.stride(0), grad.stride(0)), structure.walk.plans
+    missing = structure.copies is None, given.edge is None, *[value is None for value in of_edges]
+    key = ("gat_bwd", shape, strides, given.other.dtype, *missing)
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _gat_bwd_plan(structure, shape, strides)
+    return plan
 
 
 def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) -> Plan:
@@ -212,23 +250,20 @@ def _gatv2_bwd(
     stats: Tensor,
     dx: Tensor,
     of_edges: tuple[Tensor | None, ...],
+    plans: Plans | None,
 ) -> tuple[Tensor, Tensor]:
     # fills dx and of_edges, and returns the gradients of x_dst and att
     x_dst, att, x, edge, loop_edge, seed = given
     d_dst = x_dst.new_empty(*x_dst.shape)
     d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
-    strides = (x.stride(0), x_dst.stride(0), grad.stride(0))
     for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
             continue
         w, transposed = structure.walk, second is None
         filled = (None, None) if transposed else of_edges
-        wanted = tuple(value is None for value in filled)
-        missing = structure.copies is None, edge is None, wanted
-        key = ("gatv2_bwd", shape, strides, att.dtype, transposed, *missing)
-        plan = w.plans.get(key)
+        plan = None if plans is None else plans.columns if transposed else plans.rows
         if plan is None:
-            plan = w.plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
+            plan = _gatv2_plan(structure, grad, given, shape, filled, transposed)
         partial = None
         if plan.merge is not None:
             width = shape.heads * shape.dim * (1 if transposed else 2)
@@ -238,7 +273,24 @@ def _gatv2_bwd(
         plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())
         if plan.merge is not None:
             plan.merge((first, second, None, partial), (), True, x.get_device())
-    return d_dst, column_sums(d_att.flatten(1), att.dtype).view(att.shape)
+    return d_dst, column_sums(d_att if d_att.dim() == 2 else d_att.flatten(1), att.dtype).view(att.shape)
+
+
+def _gatv2_plan(
+    structure: Structure,
+    grad: Tensor,
+    given: Operands,
+    shape: Shape,
+    of_edges: tuple[Tensor | None, ...],
+    transposed: bool,
+) -> Plan:
+    strides, plans = (given.x.stride(0), given.own.stride(0), grad.stride(0)), structure.walk.plans
+    missing = structure.copies is None, given.edge is None, *[value is None for value in of_edges]
+    key = ("gatv2_bwd", shape, strides, given.other.dtype, transposed, *missing)
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
+    return plan
 
 
 def _gatv2_bwd_plan(

@@ -141,6 +141,25 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     return Plan(main, merge)
 
 
+def forward_plan(
+    structure: Structure,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_scale: Tensor | None,
+    edges: Edges | None,
+    shape: Shape,
+) -> Plan:
+    """What :func:`attention_fwd` launches for such operands, as it was prepared when they first came."""
+    strides = (q.stride(0), k.stride(0), v.stride(0), 0 if edges is None else edges.attr.stride(0))
+    key = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
+    plans = structure.walk.plans
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _plan(structure, shape, strides, key_scale is not None)
+    return plan
+
+
 def attention_fwd(
     structure: Structure,
     q: Tensor,
@@ -150,29 +169,38 @@ def attention_fwd(
     seed: Tensor | None,
     edges: Edges | None,
     shape: Shape,
+    plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
+    Args:
+        structure: The graph.
+        q: ``[num_rows, heads, dim]``, or heads side by side, ``[num_rows, heads * dim]``.
+        k: Likewise, of the columns.
+        v: Likewise.
+        key_scale: Factors of ``v`` that make ``k``.
+        seed: That of dropout.
+        edges: Numbers of edges.
+        shape: What to prepare for.
+        plan: That of :func:`forward_plan`, if it is at hand.
+
     Returns:
-        The output ``[num_rows, heads, dim]``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
+        The output, of the shape of ``q``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
         weighted sums of ``edges.attr``, ``[num_rows, heads, edge_dim]``, or nothing, ``[0]``.
     """
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape)
+            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape, plan)
     w = structure.walk
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty(w.num_rows, shape.heads, shape.dim)
+    out = q.new_empty(*q.shape)
     softmax = q.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
-    edge_sum = q.new_empty(0 if edges is None else (w.num_rows, shape.heads, shape.edge_dim))
+    edge_sum = q.new_empty(*((0,) if edges is None else (w.num_rows, shape.heads, shape.edge_dim)))
     if out.numel() == 0:
         return out, softmax, edge_sum
-    strides = (q.stride(0), k.stride(0), v.stride(0), 0 if edges is None else edges.attr.stride(0))
-    key = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
-    plan = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _plan(structure, shape, strides, key_scale is not None)
+        plan = forward_plan(structure, q, k, v, key_scale, edges, shape)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height

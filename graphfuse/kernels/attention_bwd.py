@@ -164,13 +164,19 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     return Plan(main, merge)
 
 
-def _stats(
-    structure: Structure, grad: Tensor, edge_value: Tensor | None, saved: Saved, shape: Shape
-) -> Tensor:
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
+class Plans(NamedTuple):
+    """What backward launches."""
+
+    delta: Launch
+    rows: Plan
+    columns: Plan
+
+
+def _delta_plan(structure: Structure, grad: Tensor, shape: Shape) -> Launch:
     plans = structure.walk.plans
     key = ("attention_delta", shape, grad.stride(0))
-    if key not in plans:
+    plan: Launch | None = plans.get(key)
+    if plan is None:
         config = launch.whole_rows(max(shape.dim, shape.edge_dim))
         if shape.dtype not in HALF:  # the tile of the row kernels, whose sums it has to repeat
             config = launch.attention_row(shape.heads, shape.dim, shape.dtype.itemsize, shape.edge_dim)
@@ -178,11 +184,35 @@ def _stats(
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, shape.edge_dim)
         rest += (config.rows, *blocks, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
-        plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
-    edge_sum = None if edge_value is None else saved.edge_sum
-    outputs = (stats, saved.out, grad, edge_sum, edge_value, saved.softmax)
-    plans[key](outputs, (), aligned(grad, edge_value), grad.get_device())
-    return stats
+        plan = plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
+    return plan
+
+
+def _direction_plan(
+    structure: Structure, grad: Tensor, saved: Saved, shape: Shape, with_edge_attr: bool, transposed: bool
+) -> Plan:
+    edges, pairs = saved.edges, ((saved.q, grad), (saved.k, saved.v))
+    own, other = pairs[::-1] if transposed else pairs
+    strides = tuple([tensor.stride(0) for tensor in (*own, *other)])
+    strides += (0 if edges is None else edges.attr.stride(0),)
+    given = (structure.copies is None, saved.key_scale is None, with_edge_attr)
+    key = ("attention_bwd", shape, strides, transposed, *given)
+    plans = structure.walk.plans
+    plan: Plan | None = plans.get(key)
+    if plan is None:
+        plan = plans[key] = _plan(structure, shape, strides, transposed)
+    return plan
+
+
+def backward_plans(
+    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape
+) -> Plans:
+    """What :func:`attention_bwd` launches for such operands without numbers of edges; no size is 0."""
+    rows, columns = [
+        _direction_plan(structure, grad, saved, shape, False, transposed)
+        for structure, transposed in zip(structures, (False, True), strict=True)
+    ]
+    return Plans(_delta_plan(structures[0], grad, shape), rows, columns)
 
 
 def attention_bwd(
@@ -192,6 +222,7 @@ def attention_bwd(
     saved: Saved,
     shape: Shape,
     with_edge_attr: bool = True,
+    plans: Plans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Launches the kernels over both directions.
 
@@ -202,6 +233,7 @@ def attention_bwd(
         saved: Operands and results of forward.
         shape: That of forward.
         with_edge_attr: Whether the gradient of ``edges.attr`` is wanted.
+        plans: Those of :func:`backward_plans`, if they are at hand.
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
@@ -212,15 +244,19 @@ def attention_bwd(
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr)
-    dq, dk, dv = (q.new_empty(*tensor.shape) for tensor in (q, k, v))
+            return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr, plans)
+    dq, dk, dv = q.new_empty(*q.shape), q.new_empty(*k.shape), q.new_empty(*v.shape)
     d_query, d_attr = q.new_empty(0), q.new_empty(0)
     if edges is not None:
         d_query = q.new_empty(*edges.query.shape)
         d_attr = q.new_empty(edges.attr.shape if with_edge_attr else 0)
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
-    stats = _stats(structures[0], grad, edge_value, saved, shape)
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
+    delta = _delta_plan(structures[0], grad, shape) if plans is None else plans.delta
+    edge_sum = None if edge_value is None else saved.edge_sum
+    outputs: tuple[Tensor | None, ...] = (stats, saved.out, grad, edge_sum, edge_value, saved.softmax)
+    delta(outputs, (), aligned(grad, edge_value), index)
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
@@ -232,19 +268,16 @@ def attention_bwd(
         if first.numel() == 0:
             continue
         w, transposed = structure.walk, second is not None
-        strides = tuple(tensor.stride(0) for tensor in (*own, *other))
-        strides += (0 if edges is None else edges.attr.stride(0),)
-        given = (structure.copies is None, saved.key_scale is None, d_attr.numel() == 0)
-        key = ("attention_bwd", shape, strides, transposed, *given)
-        plan = w.plans.get(key)
-        if plan is None:
-            plan = w.plans[key] = _plan(structure, shape, strides, transposed)
+        if plans is None:
+            plan = _direction_plan(structure, grad, saved, shape, d_attr.numel() > 0, transposed)
+        else:
+            plan = plans.columns if transposed else plans.rows
         third = d_query if edges is not None and not transposed else None
         partial = None
         if plan.merge is not None:
             width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
             partial = stats.new_empty(w.num_slots * w.height, shape.heads * width)
-        outputs: tuple[Tensor | None, ...] = (first, second, partial)
+        outputs = (first, second, partial)
         operands: tuple[Tensor | None, ...] = (*own, *other, saved.key_scale, stats, saved.seed)
         if w.row_mask is None:
             wanted = d_attr if third is not None and d_attr.numel() > 0 else None

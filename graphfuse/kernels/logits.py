@@ -130,8 +130,8 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
     """Launches the kernel.
 
     Args:
-        x: ``[num_rows, heads, dim]``, heads of a row contiguous; no size is 0.
-        left: ``[heads, dim]``, contiguous, dtype of ``x``, or float32 where that is half precision.
+        x: ``[num_rows, heads, dim]``, heads of a row contiguous, or these side by side; no size is 0.
+        left: ``[..., heads, dim]``, contiguous, dtype of ``x``, or float32 where that is half precision.
         right: Likewise.
 
     Returns:
@@ -142,9 +142,9 @@ def logits(x: Tensor, left: Tensor, right: Tensor | None) -> tuple[Tensor, Tenso
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return logits(x, left, right)
-    of_left = left.new_empty(*x.shape[:2])
-    of_right = None if right is None else left.new_empty(*x.shape[:2])
-    dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
+    dtypes, shape = (x.dtype, left.dtype), (x.size(0), left.size(-2), left.size(-1))
+    of_left = left.new_empty(*shape[:2])
+    of_right = None if right is None else left.new_empty(*shape[:2])
     plan, *_ = _plan(False, index, dtypes, shape, x.stride(0), right is not None, False)
     plan((of_left, of_right), (x, left, right), aligned(x, left, right), index)
     return of_left, of_right
@@ -172,7 +172,7 @@ def logits_bwd(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return logits_bwd(x, left, right, d_left, d_right, more)
-    dtypes, shape = (x.dtype, left.dtype), (x.size(0), x.size(1), x.size(2))
+    dtypes, shape = (x.dtype, left.dtype), (x.size(0), left.size(-2), left.size(-1))
     given = (right is not None, more is not None)
     plan, programs, merge = _plan(True, index, dtypes, shape, x.stride(0), *given)
     assert merge is not None

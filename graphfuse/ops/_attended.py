@@ -1,9 +1,13 @@
-"""Attention within a layer's Function: all that steps have in common is prepared once for a graph."""
+"""Attention within a layer's Function: all that steps have in common is prepared once for a graph.
+
+Heads stand side by side, ``[num_nodes, heads * dim]``, as projections and layers have them: a view is a call
+of PyTorch, and a kernel is told no shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -11,96 +15,132 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks
 from graphfuse.ops import additive, attention
-from graphfuse.ops._heads import contiguous_heads, width_of
+from graphfuse.ops._heads import width_of
 from graphfuse.ops._library import is_batched
 
+Heads = tuple[int, int]  # and features of each
 
-class Ready(NamedTuple):
-    """A graph as the launchers take it, for features of one shape."""
 
-    graph: Walks
-    structures: tuple[Any, Any]  # forward and backward
-    shape: Any  # None where rows are gathered with more features than they have, so that the op pads them
+class Ready:
+    """A graph as the launchers take it, and their launches, for features of one shape and layout.
+
+    On any other device, or for another layout, a layer finds another of these.
+    """
+
+    __slots__ = ("backward", "forward", "graph", "heads", "how", "shape", "structures")
+
+    def __init__(self, graph: Walks, how: Any, heads: Heads, structures: tuple[Any, Any]) -> None:
+        self.graph, self.how, self.heads = graph, how, heads
+        self.structures = structures  # forward and backward
+        self.shape: Any = None  # stays None where rows are gathered with more features than they have
+        self.forward: Any = None
+        self.backward: Any = None  # made when it is first asked for, as evaluation never does
 
 
 @advises
 def additive_forward(
-    windows: RowWindows, how: additive.How, given: additive.Operands
+    windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor]]:
-    """What additive attention of contiguous heads returns, without features of edges."""
+    """What additive attention returns, without features of edges."""
     x = given.x
-
-    def prepare() -> Ready:
-        graph = windows.walks(*additive.choose(windows.sizes, *how, *given))
-        forward, backward = (
-            additive.structure_of(walk, None, how) for walk in (graph.forward, graph.backward)
-        )
-        shape = None
-        if width_of(graph.forward, x) == x.size(2):
-            shape = additive.launchers()[0].Shape(*x.shape[1:], *how[:4], x.dtype)
-        return Ready(graph, (forward, backward), shape)
-
-    ready: Ready = windows.memo(("additive", how, x.shape[1:], x.dtype), prepare)
+    key = ("additive", how, heads, x.dtype, x.stride(0))
+    ready: Ready = windows.memo(key, lambda: _ready_additive(windows, how, heads, given))
     if ready.shape is None:
-        return ready, additive.run_forward(ready.graph, how, given)
+        out, softmax, tilt = additive.run_forward(ready.graph, how, _additive_by_heads(ready, given))
+        return ready, (out.flatten(1), softmax, tilt)
     launch = additive.launchers()[0].additive_fwd
-    return ready, launch(ready.structures[0], given, ready.shape, how.tilted)
+    return ready, launch(ready.structures[0], given, ready.shape, how.tilted, ready.forward)
+
+
+def _ready_additive(windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands) -> Ready:
+    x, kernels = given.x.view(-1, *heads), additive.launchers()[0]
+    graph = windows.walks(*additive.choose(windows.sizes, *how, *given._replace(x=x)))
+    forward, backward = (additive.structure_of(walk, None, how) for walk in (graph.forward, graph.backward))
+    ready = Ready(graph, how, heads, (forward, backward))
+    if width_of(graph.forward, x) == x.size(2):
+        ready.shape = kernels.Shape(*heads, *how[:4], x.dtype)
+        ready.forward = kernels.forward_plan(forward, given, ready.shape, how.tilted)
+    return ready
+
+
+def _additive_by_heads(ready: Ready, given: additive.Operands) -> additive.Operands:
+    x, own = given.x.view(-1, *ready.heads), given.own
+    return given._replace(x=x, own=own.view(-1, *ready.heads) if ready.how.v2 else own)
 
 
 @advises
-def additive_backward(
-    ready: Ready, how: additive.How, grad: Tensor, saved: Sequence[Any]
-) -> additive.Gradients:
+def additive_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> additive.Gradients:
     """Its gradients, from operands and results."""
+    given, (out, softmax, tilt) = additive.Operands(*saved[:-3]), saved[-3:]
     if ready.shape is None or is_batched(grad):
-        return additive.gradients(ready.graph, how, False, grad, saved)
-    kernels = additive.launchers()[1]
-    given, results = additive.Operands(*saved[:-3]), kernels.Saved(*saved[-3:])
-    found: additive.Gradients = kernels.additive_bwd(
-        ready.structures, contiguous_heads(grad), given, results, ready.shape, False
-    )
+        results = (out.view(-1, *ready.heads), softmax, tilt.view(-1, *ready.heads) if tilt.numel() else tilt)
+        saved = (*_additive_by_heads(ready, given), *results)
+        d_own, d_other, dx, *none = additive.gradients(
+            ready.graph, ready.how, False, grad.view(-1, *ready.heads), saved
+        )
+        return d_own.view(given.own.shape), d_other, dx.view(given.x.shape), none[0], none[1]
+    kernels, grad = additive.launchers()[1], grad.contiguous()
+    arguments = (ready.structures, grad, given, kernels.Saved(out, softmax, tilt), ready.shape)
+    if ready.backward is None:
+        ready.backward = kernels.backward_plans(*arguments)
+    found: additive.Gradients = kernels.additive_bwd(*arguments, False, ready.backward)
     return found
 
 
 @advises
 def attention_forward(
-    windows: RowWindows, how: attention.How, given: attention.Operands
+    windows: RowWindows, how: attention.How, heads: Heads, given: attention.Operands
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor]]:
-    """What dot-product attention of contiguous heads returns, without numbers of edges.
+    """What dot-product attention returns, without numbers of edges.
 
     With a ``key_scale`` the keys that are given are the values.
     """
     q, k, v, seed, _, _, key_scale = given
-
-    def prepare() -> Ready:
-        graph = windows.walks(*attention.choose(windows.sizes, *how, *given))
-        forward, backward = (
-            attention.structure_of(walk, None, how.dropout) for walk in (graph.forward, graph.backward)
-        )
-        shape = None
-        if width_of(graph.forward, q) == q.size(2):
-            make = attention.launchers()[0].Shape
-            shape = make(*q.shape[1:], how.scale, how.dropout, q.dtype, 0, how.self_loops)
-        return Ready(graph, (forward, backward), shape)
-
-    ready: Ready = windows.memo(("attention", how, q.shape[1:], q.dtype), prepare)
+    key = ("attention", how, heads, q.dtype, v.stride(0), key_scale is None)
+    ready: Ready = windows.memo(key, lambda: _ready_attention(windows, how, heads, given))
     if ready.shape is None:
-        return ready, attention.run_forward(ready.graph, how, given)
+        out, softmax, edge_sum = attention.run_forward(ready.graph, how, _by_heads(ready, given))
+        return ready, (out.flatten(1), softmax, edge_sum)
     launch = attention.launchers()[0].attention_fwd
-    return ready, launch(ready.structures[0], q, k, v, key_scale, seed, None, ready.shape)
+    return ready, launch(ready.structures[0], q, k, v, key_scale, seed, None, ready.shape, ready.forward)
+
+
+def _ready_attention(
+    windows: RowWindows, how: attention.How, heads: Heads, given: attention.Operands
+) -> Ready:
+    q, k, v, _, _, _, key_scale = given
+    by_heads, kernels = q.view(-1, *heads), attention.launchers()[0]
+    graph = windows.walks(*attention.choose(windows.sizes, *how, *given._replace(q=by_heads)))
+    forward, backward = (
+        attention.structure_of(walk, None, how.dropout) for walk in (graph.forward, graph.backward)
+    )
+    ready = Ready(graph, how, heads, (forward, backward))
+    if width_of(graph.forward, by_heads) == by_heads.size(2):
+        ready.shape = kernels.Shape(*heads, how.scale, how.dropout, q.dtype, 0, how.self_loops)
+        ready.forward = kernels.forward_plan(forward, q, k, v, key_scale, None, ready.shape)
+    return ready
+
+
+def _by_heads(ready: Ready, given: attention.Operands) -> attention.Operands:
+    q, k, v = [rows.view(-1, *ready.heads) for rows in given[:3]]
+    return given._replace(q=q, k=k, v=v)
 
 
 @advises
-def attention_backward(
-    ready: Ready, how: attention.How, grad: Tensor, saved: Sequence[Any]
-) -> attention.Gradients:
+def attention_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> attention.Gradients:
     """Its gradients, from operands and results."""
     q, k, v, seed, _, _, key_scale, out, softmax, edge_sum = saved
     if ready.shape is None or is_batched(grad):
-        return attention.gradients(ready.graph, how, False, grad, edge_sum, saved)
-    kernels = attention.launchers()[1]
+        given = _by_heads(ready, attention.Operands(*saved[:-3]))
+        saved = (*given, out.view(-1, *ready.heads), softmax, edge_sum)
+        grad = grad.view(-1, *ready.heads)
+        dq, dk, dv, *none = attention.gradients(ready.graph, ready.how, False, grad, edge_sum, saved)
+        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), none[0], none[1]
+    kernels, grad = attention.launchers()[1], grad.contiguous()
     results = kernels.Saved(q, k, v, key_scale, out, softmax, edge_sum, seed, None)
+    if ready.backward is None:
+        ready.backward = kernels.backward_plans(ready.structures, grad, results, ready.shape)
     found: attention.Gradients = kernels.attention_bwd(
-        ready.structures, contiguous_heads(grad), None, results, ready.shape, False
+        ready.structures, grad, None, results, ready.shape, False, ready.backward
     )
     return found

@@ -41,23 +41,20 @@ class AgnnLayer(torch.autograd.Function):
         """See :func:`agnn_layer`."""
         x = contiguous_rows(x)
         query, inverse = unit_rows.scaled(x, beta, unit_rows.least_length(x.dtype))
-        value = x.unsqueeze(1)
         # the rows of x serve as keys and as values, and are read once
-        given = attention.Operands(query.unsqueeze(1), value, value, None, None, None, inverse.unsqueeze(1))
-        ctx.ready, results = attention_forward(windows, how, given)
-        ctx.how = how
-        ctx.save_for_backward(beta, given.q, value, given.key_scale, *results)
+        given = attention.Operands(query, x, x, None, None, None, inverse.unsqueeze(1))
+        ctx.ready, results = attention_forward(windows, how, (1, x.size(1)), given)
+        ctx.save_for_backward(beta, query, x, given.key_scale, *results)
         # a copy: backward needs the result, which whoever gets it may change in place
-        return results[0].squeeze(1).clone()
+        return results[0].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and ``beta``."""
-        beta, query, value, inverse, *results = ctx.saved_tensors
-        x, saved = value.squeeze(1), (query, value, value, None, None, None, inverse, *results)
-        d_query, d_key, d_value, *_ = attention_backward(ctx.ready, ctx.how, grad.unsqueeze(1), saved)
-        d_query, d_key, d_value = (grad.squeeze(1) for grad in (d_query, d_key, d_value))
+        beta, query, x, inverse, *results = ctx.saved_tensors
+        saved = (query, x, x, None, None, None, inverse, *results)
+        d_query, d_key, d_value, *_ = attention_backward(ctx.ready, grad, saved)
         least, learned = unit_rows.least_length(x.dtype), ctx.needs_input_grad[3]
         dx, d_beta = unit_rows.gradients(x, beta, d_query, d_key, least, learned, d_value)
         return None, None, dx, d_beta

@@ -72,16 +72,15 @@ class GatLayer(torch.autograd.Function):
     ) -> Tensor:
         """See :func:`gat_layer`."""
         _, heads, dim = att_src.shape
-        rows = F.linear(x, weight).view(-1, heads, dim)
+        rows = F.linear(x, weight)
         vectors = att_src.contiguous(), att_dst.contiguous()
         a_src, a_dst = logits.terms(rows, *vectors)
         given = additive.Operands(a_dst, a_src, rows, None, None, seed)
-        ctx.ready, results = additive_forward(windows, how, given)
-        ctx.how = how
+        ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
         _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
         kept = (x if needs_weight else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *vectors, *given, *results)
-        return results[0].view(-1, heads * dim) + bias
+        return results[0] + bias
 
     @staticmethod
     @once_differentiable
@@ -89,10 +88,8 @@ class GatLayer(torch.autograd.Function):
         """Gradients of ``x`` and the parameters."""
         x, weight, left, right, *saved = ctx.saved_tensors
         rows = saved[2]
-        of_heads = grad.view(rows.shape)
-        d_dst, d_src, dx, *_ = additive_backward(ctx.ready, ctx.how, of_heads, saved)
+        d_dst, d_src, dx, *_ = additive_backward(ctx.ready, grad, saved)
         d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst), dx)
-        d_rows = d_rows.view(grad.shape)
         _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
         return (
             None,

@@ -68,28 +68,26 @@ class Gatv2Layer(torch.autograd.Function):
         """See :func:`gatv2_layer`; ``parameters`` are those of ``count`` maps."""
         _, heads, dim = att.shape
         rows, weight = projected(x, Maps.of(parameters, count))
-        x_src, *x_dst = rows.view(-1, count * heads, dim).chunk(count, 1)
+        x_src, *x_dst = rows.chunk(count, 1)
         given = additive.Operands(
             x_dst[0] if x_dst else x_src, att.squeeze(0).contiguous(), x_src, None, None, seed
         )
-        ctx.ready, results = additive_forward(windows, how, given)
-        ctx.how, ctx.count, ctx.biased = how, count, len(parameters) > count
+        ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
+        ctx.count, ctx.biased = count, len(parameters) > count
         _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:count]) else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *given, *results)
-        return results[0].view(-1, heads * dim) + bias
+        return results[0] + bias
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
-        of_heads = grad.view(saved[0].shape)
-        d_dst, d_att, d_src, *_ = additive_backward(ctx.ready, ctx.how, of_heads, saved)
+        d_dst, d_att, d_src, *_ = additive_backward(ctx.ready, grad, saved)
         d_rows = d_src.add_(d_dst) if ctx.count == 1 else torch.cat((d_src, d_dst), 1)
-        num_rows, width = grad.shape
-        d_rows = d_rows.view(num_rows, ctx.count * width)
-        dx, d_maps = map_gradients(d_rows, x, weight, [width] * ctx.count, ctx.biased)
+        widths = [grad.size(1)] * ctx.count
+        dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
         d_bias = column_sums(grad, grad.dtype) if ctx.needs_input_grad[6] else None
         return None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
 

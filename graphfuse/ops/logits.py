@@ -78,9 +78,10 @@ def gradients(
     if any(map(is_batched, grads)):
         columns = [grad.unsqueeze(-1) for grad in grads]
         pairs = zip(columns, vectors, strict=True)
-        parts = [(grad * vector).to(x.dtype) for grad, vector in pairs]
+        parts = [(grad * vector).to(x.dtype).reshape(x.shape) for grad, vector in pairs]
         dx = functools.reduce(torch.add, parts if more is None else [more, *parts])
-        return dx, torch.stack([(grad * x).sum(0).view(vectors[0].shape) for grad in columns])
+        rows = x.view(-1, *vectors[0].shape[-2:])
+        return dx, torch.stack([(grad * rows).sum(0).view(vectors[0].shape) for grad in columns])
     missing = _NONE[len(vectors) :]
     given = (*vectors, *missing, *[grad.contiguous() for grad in grads], *missing, more)
     found: tuple[Tensor, Tensor] = _launchers().logits_bwd(x, *given)

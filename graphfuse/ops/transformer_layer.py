@@ -55,18 +55,16 @@ class TransformerLayer(torch.autograd.Function):
     ) -> Tensor:
         """See :func:`transformer_layer`."""
         rows, weight = projected(x, Maps.of(parameters, _PARTS))
-        width = rows.size(1) // _PARTS
-        *qkv, skip = rows.chunk(_PARTS, 1)
-        shape = (-1, heads, width // heads)
-        query, key, value = [part.view(shape) for part in qkv]
+        query, key, value, skip = rows.chunk(_PARTS, 1)
         given = attention.Operands(query, key, value, seed, None, None, None)
-        ctx.how = attention.How(shape[2] ** -0.5, dropout, False)
-        ctx.ready, results = attention_forward(windows, ctx.how, given)
+        dim = skip.size(1) // heads
+        how = attention.How(dim**-0.5, dropout, False)
+        ctx.ready, results = attention_forward(windows, how, (heads, dim), given)
         ctx.biased = len(parameters) > _PARTS
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:_PARTS]) else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *given, *results)
-        out: Tensor = results[0].view(skip.shape) + skip
+        out: Tensor = results[0] + skip
         return out
 
     @staticmethod
@@ -74,9 +72,7 @@ class TransformerLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
-        of_heads = grad.view(saved[0].shape)
-        of_qkv = attention_backward(ctx.ready, ctx.how, of_heads, saved)[:3]
-        d_rows = torch.cat([*[part.view(grad.shape) for part in of_qkv], grad], 1)
+        d_rows = torch.cat([*attention_backward(ctx.ready, grad, saved)[:3], grad], 1)
         widths = [grad.size(1)] * _PARTS
         dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
         return None, None, None, None, dx, *d_maps
