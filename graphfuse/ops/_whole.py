@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graphfuse.ops import _check, columns
-from graphfuse.ops._library import runs_directly
+from graphfuse.ops._library import is_batched, runs_directly
 
 
 def runs_whole(x: Tensor, width: int, *parameters: Tensor) -> bool:
@@ -56,6 +56,11 @@ def _stacked(parameters: Sequence[Tensor]) -> Tensor:
     return parameters[0] if len(parameters) == 1 else torch.cat(tuple(parameters))
 
 
+def bias_gradient(grad: Tensor) -> Tensor:
+    """The sum of the rows of ``grad``: that of a bias, in a layer for which :func:`runs_whole` holds."""
+    return grad.sum(0) if is_batched(grad) else columns.sum_of_few(grad)
+
+
 def map_gradients(
     grad: Tensor, x: Tensor | None, weight: Tensor | None, widths: Sequence[int], biased: bool
 ) -> tuple[Tensor | None, list[Tensor | None]]:
@@ -70,5 +75,5 @@ def map_gradients(
     """
     dx = None if weight is None else torch.mm(grad, weight)
     of_weights = [None] * len(widths) if x is None else torch.mm(grad.t(), x).split_with_sizes(widths)
-    of_biases = columns.column_sums(grad, grad.dtype).split_with_sizes(widths) if biased else ()
+    of_biases = bias_gradient(grad).split_with_sizes(widths) if biased else ()
     return dx, [*of_weights, *of_biases]

@@ -59,12 +59,21 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
     fits = not torch.is_grad_enabled() and not is_batched(x) and _runs(x) and x.numel() > 0
+    if fits and (x.numel() >= LARGE or x.size(0) <= _launchers().AT_ONCE):
+        found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)
+        return found
+    total: Tensor = x.sum(0)
+    return total if total.dtype == dtype else total.to(dtype)
+
+
+def sum_of_few(x: Tensor) -> Tensor:
+    """:func:`column_sums` in its own dtype, of fewer elements than :data:`LARGE`, that kernels run on."""
+    launchers = _launchers()
     # what one launch does takes the host as long as PyTorch's, and the GPU half as long
-    if not fits or (x.numel() < LARGE and x.size(0) > _launchers().AT_ONCE):
-        total: Tensor = x.sum(0)
-        return total if total.dtype == dtype else total.to(dtype)
-    found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)
-    return found
+    if x.size(0) <= launchers.AT_ONCE:
+        found: Tensor = launchers.column_sums(contiguous_rows(x), x.dtype)
+        return found
+    return x.sum(0)
 
 
 def _runs(x: Tensor, *others: Tensor) -> bool:

@@ -12,8 +12,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.ops import _check, additive, logits
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import runs_whole
-from graphfuse.ops.columns import column_sums
+from graphfuse.ops._whole import bias_gradient, runs_whole
 
 
 def gat_layer(
@@ -97,7 +96,7 @@ class GatLayer(torch.autograd.Function):
             torch.mm(d_rows, weight) if needs_x else None,
             torch.mm(d_rows.t(), x) if needs_weight else None,
             *d_vectors.unbind(),
-            column_sums(grad, grad.dtype) if needs_bias else None,
+            bias_gradient(grad) if needs_bias else None,
             None,
         )
 

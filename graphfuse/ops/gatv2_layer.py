@@ -11,8 +11,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.ops import _check, additive
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
-from graphfuse.ops.columns import column_sums
+from graphfuse.ops._whole import Maps, bias_gradient, map_gradients, projected, runs_whole
 
 
 def gatv2_layer(
@@ -88,7 +87,7 @@ class Gatv2Layer(torch.autograd.Function):
         d_rows = d_src.add_(d_dst) if ctx.count == 1 else torch.cat((d_src, d_dst), 1)
         widths = [grad.size(1)] * ctx.count
         dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
-        d_bias = column_sums(grad, grad.dtype) if ctx.needs_input_grad[6] else None
+        d_bias = bias_gradient(grad) if ctx.needs_input_grad[6] else None
         return None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
 
 
