@@ -134,9 +134,10 @@ def _keep(edge_index: Tensor, state: Any, records: dict[Sizes, RowWindows]) -> N
 def _state(edge_index: Tensor) -> Any:
     """What changes when ``edge_index`` does."""
     plain = inputs.plain(edge_index)
-    # of an EdgeIndex the wrapper and what it wraps, as each counts only the writes made through it
-    counts = not (edge_index.is_inference() or plain.is_inference())
-    versions = (edge_index._version, plain._version) if counts else None
+    versions: Any = None if plain.is_inference() else plain._version
+    if plain is not edge_index and versions is not None:
+        # of an EdgeIndex the wrapper and what it wraps, as each counts only the writes made through it
+        versions = None if edge_index.is_inference() else (edge_index._version, versions)
     return versions, plain.data_ptr(), plain.shape, plain.dtype, plain.device
 
 

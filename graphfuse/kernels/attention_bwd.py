@@ -277,9 +277,11 @@ def attention_bwd(
         if plan.merge is not None:
             width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
             partial = stats.new_empty(w.num_slots * w.height, shape.heads * width)
-        outputs = (first, second, partial)
-        operands: tuple[Tensor | None, ...] = (*own, *other, saved.key_scale, stats, saved.seed)
-        if w.row_mask is None:
+        operands: tuple[Tensor | None, ...]
+        if w.row_mask is not None:
+            outputs = (first, second, partial)
+            operands = (*own, *other, saved.key_scale, stats, saved.seed)
+        else:
             wanted = d_attr if third is not None and d_attr.numel() > 0 else None
             exact = first.dtype == torch.float32 and edges is None and not transposed
             outputs = (first, second, third, wanted, partial)

@@ -73,7 +73,12 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
         and not _overridden(type(layer), base)
         and (
             kind is RowWindows
-            or (kind is Tensor and edge_index.dtype in _INTEGERS and edge_index.shape[:-1] == (2,))
+            or (
+                kind is Tensor
+                and edge_index.dtype in _INTEGERS
+                and edge_index.dim() == 2
+                and edge_index.size(0) == 2
+            )
         )
         and (_fits(x) if type(x) is Tensor else type(x) is tuple and all(map(_fits, x)))
         and not is_set("GRAPHFUSE_DISABLE")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
@@ -24,6 +25,8 @@ def is_plain(lin: Any) -> bool:
         return False
     parameters = lin._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias", ...)  # no parameter is not None
+    if type(weight) is Parameter and (bias is None or type(bias) is Parameter):
+        return True  # as nearly always
     return is_plain_tensor(weight) and (bias is None or is_plain_tensor(bias))
 
 
