@@ -22,6 +22,7 @@ from graphfuse.nn import _dispatch
 from graphfuse.nn._projection import mapped, may_read
 from graphfuse.ops import _check
 from graphfuse.ops._aggregate import Operands, aggregate
+from graphfuse.ops.gcn_layer import gcn_layer
 
 
 class GCNConv(MessagePassing):
@@ -213,6 +214,10 @@ class GCNConv(MessagePassing):
                 scale, loop_weight = _scales(windows, self.add_self_loops)
         weight = self._plain_weight(x)
         bias: OptTensor = self.bias
+        if weight is not None and edge_weight is None:
+            whole = gcn_layer(x, weight, bias, windows, scale, loop_weight)
+            if whole is not None:
+                return whole
         if weight is not None and _keeps_dtype(x, edge_weight) and _keeps_dtype(x, bias):
             _check.matrix("x", x, windows.shape[1], windows.device, weight.size(1))
             operands = Operands(x, edge_weight, loop_weight, weight, bias)

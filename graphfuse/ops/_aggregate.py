@@ -68,30 +68,32 @@ def aggregate(
     keep = weight is not None and weight.size(0) > weight.size(1)
     keep = keep and weight.requires_grad and torch.is_grad_enabled()
     how = (row_scale, col_scale, relu, keep, out_dtype or x.dtype)
-    graph = graph_of(windows, _choose, *how, *operands)
-    return _call(Aggregation(graph, *how), *operands)[0]
+    graph = graph_of(windows, choose, *how, *operands)
+    return differentiable(Aggregation(graph, *how), *operands)[0]
 
 
-def _choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
+    """Whether rows are walked, and whether the order of the edges is needed; the operands come last."""
     x, edge_weight, _, weight, _ = arguments[-5:]
     weighted = edge_weight is not None
     gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
     return weighted or launch.prefers_rows(sizes[0], gathered, x.dtype), weighted
 
 
-def _call(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
+def differentiable(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:
+    """:func:`run`, recorded by autograd where that is on."""
     output: tuple[Tensor, Tensor | None]
     if not isinstance(how.graph, Walks):
         output = torch.ops.graphfuse.spmm(*how.graph, *how[1:], *operands)
     elif torch.is_grad_enabled():
         output = _apply(how, *operands)
     else:
-        output = _run(how, *operands)
+        output = run(how, *operands)
     return output
 
 
 @advises
-def _run(
+def run(
     how: Aggregation,
     x: Tensor,
     edge_weight: Tensor | None,
@@ -204,7 +206,7 @@ class Spmm(torch.autograd.Function):
         """Over the forward direction of ``how.graph``."""
         operands = (x, edge_weight, loop_weight, weight, bias)
         if isinstance(how.graph, Walks):
-            out, y = _run(how, *operands)
+            out, y = run(how, *operands)
         else:
             out, y = below_autograd(torch.ops.graphfuse.spmm, *how.graph, *how[1:], *operands)
         # Gradients of what x is multiplied with take x, that of W takes A x instead if it is kept. Where none
@@ -248,12 +250,12 @@ class Spmm(torch.autograd.Function):
             keep = needs_x and needs_weight
             back = Aggregation(graph.transpose(), col_scale, row_scale, False, keep, dtype)
             if needs_x:
-                grad_x, moved = _call(back, grad, edge_weight, loop_weight, weight.t(), None)
+                grad_x, moved = differentiable(back, grad, edge_weight, loop_weight, weight.t(), None)
             elif needs_weight:
-                moved, _ = _call(back, grad, edge_weight, loop_weight, None, None)
+                moved, _ = differentiable(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
                 assert moved is not None  # one of the two calls made it
-                grad_weight, grad_bias = _linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
+                grad_weight, grad_bias = linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
             grad_y = _product(grad, weight) if needs_y else grad
         else:
             if weight is None:
@@ -264,12 +266,12 @@ class Spmm(torch.autograd.Function):
                 through = _product(grad, weight)
                 grad_y = through if grad_y is None else through + grad_y
                 if needs_weight:
-                    grad_weight, grad_bias = _linear_grad(graph, grad, y, out_grad, ctx.bias_dtype)
+                    grad_weight, grad_bias = linear_grad(graph, grad, y, out_grad, ctx.bias_dtype)
             if needs_x:
                 # neighbours read its rows: where the result is float32 and x is not, in the dtype of x
                 grad_y = grad_y if grad_y.dtype is dtype else grad_y.to(dtype)
                 back = Aggregation(graph.transpose(), col_scale, row_scale, False, False, dtype)
-                grad_x, _ = _call(back, grad_y, edge_weight, loop_weight, None, None)
+                grad_x, _ = differentiable(back, grad_y, edge_weight, loop_weight, None, None)
         if out_grad is not None and grad_bias is None:
             grad_bias = column_sums(out_grad, ctx.bias_dtype)
         if needs_y:
@@ -287,10 +289,10 @@ class Spmm(torch.autograd.Function):
 _apply = direct_apply(Spmm)
 
 
-def _linear_grad(
+def linear_grad(
     graph: Graph, left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    # left^T right and, with `grad`, the sum of its rows
+    """``left^T right`` and, with ``grad``, the sum of its rows."""
     if (
         isinstance(graph, Walks)
         and not torch.is_grad_enabled()  # else a second derivative is wanted
@@ -316,7 +318,7 @@ def _registered(graph: Graph, *arguments: Any) -> tuple[Aggregation, tuple[Any, 
 
 def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor]:
     how, operands = _registered(graph, *arguments)
-    out, y = _run(how, *operands)
+    out, y = run(how, *operands)
     return out, out.new_empty(0) if y is None else y
 
 
@@ -337,5 +339,5 @@ register(
     _run_registered,
     _fake_registered,
     _apply_registered,
-    _choose,
+    choose,
 )

@@ -107,8 +107,8 @@ def test_backward_keeps_no_sums_for_frozen_weights(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     """The gradient of x is A^T (g W); A^T g is for the weight's."""
-    ran, run = [], _aggregate._run
-    monkeypatch.setattr(_aggregate, "_run", lambda how, *given: ran.append(how) or run(how, *given))
+    ran, run = [], _aggregate.run
+    monkeypatch.setattr(_aggregate, "run", lambda how, *given: ran.append(how) or run(how, *given))
     layer, _ = pair(8, 4, device, torch.float32)
     for trained in (False, True):
         ran.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, TransformerConv
-from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, transformer_layer
+from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
+from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer
 from tests.nn._layers import EDGES
 
 LAYERS: dict[str, Any] = {
+    "GCNConv": lambda: GCNConv(6, 4),
+    "GCNConv, reversed, cached": lambda: GCNConv(6, 3, bias=False, cached=True, flow="target_to_source"),
+    "GCNConv of sums": lambda: GCNConv(6, 6, normalize=False),
     "GATConv": lambda: GATConv(6, 4, heads=2),
     "GATConv of one head": lambda: GATConv(6, 5, concat=False, add_self_loops=False),
     "GATConv, reversed, with dropout": lambda: GATConv(6, 3, heads=3, dropout=0.5, flow="target_to_source"),
@@ -30,7 +33,7 @@ LAYERS: dict[str, Any] = {
         6, 3, heads=3, dropout=0.5, flow="target_to_source"
     ),
 }
-MODULES = (agnn_layer, gat_layer, gatv2_layer, transformer_layer)
+MODULES = (agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer)
 
 
 @pytest.fixture
@@ -133,7 +136,21 @@ def test_a_second_derivative_is_refused(layer: Any, x: Tensor) -> None:
         dx.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "GCN" in name])
+def test_a_second_derivative_is_that_of_the_parts(layer: Any, x: Tensor, composed: Any) -> None:
+    given = [x.requires_grad_(), *layer.parameters()]
+
+    def second() -> Sequence[Tensor]:
+        out = layer(x, EDGES.to(x.device))
+        first = torch.autograd.grad(out.pow(3).sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in first), given)
+
+    found = second()
+    compose(composed)
+    torch.testing.assert_close(found, second(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
 def test_the_result_may_be_changed_in_place(layer: Any, x: Tensor) -> None:
     x.requires_grad_()
     wanted = torch.autograd.grad(layer(x, EDGES.to(x.device)).relu().sum(), x)
