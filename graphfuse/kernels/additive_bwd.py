@@ -110,11 +110,11 @@ def _delta_plan(w: Walk, grad: Tensor, saved: Saved, shape: Shape) -> Launch:
 
 
 def _stats(plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -> tuple[Tensor, Tensor]:
-    # statistics of the receivers, and the gradient of a_dst or nothing, [0]
+    # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
-    d_a_dst = given.own.new_empty(*((0,) if tilt is None else saved.softmax.shape[:2]))
+    d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
     plan(outputs, (), aligned(grad, a_dst), grad.get_device())
     return stats, d_a_dst

@@ -233,7 +233,7 @@ def attention_bwd(
         saved: Operands and results of forward.
         shape: That of forward.
         with_edge_attr: Whether the gradient of ``edges.attr`` is wanted.
-        plans: Those of :func:`backward_plans`, if they are at hand.
+        plans: Those of :func:`backward_plans`, if they are at hand; then there are no ``edges``.
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
@@ -246,7 +246,10 @@ def attention_bwd(
         with torch.cuda.device(index):
             return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr, plans)
     dq, dk, dv = q.new_empty(*q.shape), q.new_empty(*k.shape), q.new_empty(*v.shape)
-    d_query, d_attr = q.new_empty(0), q.new_empty(0)
+    if plans is None:
+        d_query, d_attr = q.new_empty(0), q.new_empty(0)
+    else:
+        d_query = d_attr = saved.edge_sum  # as empty, and nobody's result
     if edges is not None:
         d_query = q.new_empty(*edges.query.shape)
         d_attr = q.new_empty(edges.attr.shape if with_edge_attr else 0)

@@ -55,9 +55,10 @@ class TransformerLayer(torch.autograd.Function):
     ) -> Tensor:
         """See :func:`transformer_layer`."""
         rows, weight = projected(x, Maps.of(parameters, _PARTS))
-        query, key, value, skip = rows.chunk(_PARTS, 1)
+        width = rows.size(1) // _PARTS
+        query, key, value, skip = rows.split_with_sizes([width] * _PARTS, 1)
         given = attention.Operands(query, key, value, seed, None, None, None)
-        dim = skip.size(1) // heads
+        dim = width // heads
         how = attention.How(dim**-0.5, dropout, False)
         ctx.ready, results = attention_forward(windows, how, (heads, dim), given)
         ctx.biased = len(parameters) > _PARTS
