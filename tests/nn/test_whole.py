@@ -101,6 +101,40 @@ def test_rows_that_are_copied_before_they_are_gathered(
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_other_layouts_do_not_find_what_was_prepared(layer: Any, x: Tensor, composed: Any) -> None:
+    edges, wide = EDGES.to(x.device), torch.randn(7, 15, device=x.device)
+    given = [wide[:, :6].requires_grad_(), wide.t()[:7, :6].detach().requires_grad_(), x.requires_grad_()]
+
+    def results() -> list[Any]:
+        found = []
+        for one in given:  # rows that are strided, columns, neither; gradients likewise, and of one number
+            torch.manual_seed(3)
+            out = layer(one, edges)
+            others = [
+                torch.ones_like(out),
+                torch.randn(out.shape[::-1]).to(out).t(),
+                out.new_ones(1, 1).expand_as(out),
+            ]
+            found += [torch.autograd.grad(out, one, other, retain_graph=True) for other in others]
+        return found
+
+    found = results()
+    compose(composed)
+    torch.testing.assert_close(found, results(), rtol=1e-5, atol=1e-6)
+
+
+def test_attentions_of_one_shape_do_not_find_each_others_launches(
+    device: torch.device, composed: Any
+) -> None:
+    edges, x = EDGES.to(device), torch.randn(7, 4, device=device)[:, :1].requires_grad_()
+    transformer, agnn = TransformerConv(1, 1).to(device), AGNNConv(add_self_loops=False).to(device)
+    found = [run(layer, x, edges) for layer in (transformer, agnn, transformer)]
+    compose(composed)
+    wanted = [run(layer, x, edges) for layer in (transformer, agnn, transformer)]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_frozen_parameters_get_no_gradient(layer: Any, x: Tensor, composed: Any) -> None:
     x.requires_grad_()
     wanted = run(layer, x)[1]
