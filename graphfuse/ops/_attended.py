@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
-from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks
 from graphfuse.ops import additive, attention
 from graphfuse.ops._heads import width_of
@@ -37,7 +36,6 @@ class Ready:
         self.backward: Any = None  # made when it is first asked for, as evaluation never does
 
 
-@advises
 def additive_forward(
     windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor]]:
@@ -68,7 +66,6 @@ def _additive_by_heads(ready: Ready, given: additive.Operands) -> additive.Opera
     return given._replace(x=x, own=own.view(-1, *ready.heads) if ready.how.v2 else own)
 
 
-@advises
 def additive_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> additive.Gradients:
     """Its gradients, from operands and results."""
     given, (out, softmax, tilt) = additive.Operands(*saved[:-3]), saved[-3:]
@@ -87,7 +84,6 @@ def additive_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> addit
     return found
 
 
-@advises
 def attention_forward(
     windows: RowWindows, how: attention.How, heads: Heads, given: attention.Operands
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor]]:
@@ -126,7 +122,6 @@ def _by_heads(ready: Ready, given: attention.Operands) -> attention.Operands:
     return given._replace(q=q, k=k, v=v)
 
 
-@advises
 def attention_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> attention.Gradients:
     """Its gradients, from operands and results."""
     q, k, v, seed, _, _, key_scale, out, softmax, edge_sum = saved

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.memory import advises
 from graphfuse.ops import attention, unit_rows
 from graphfuse.ops._attended import attention_backward, attention_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
@@ -37,6 +38,7 @@ class AgnnLayer(torch.autograd.Function):
     """The layer, and its derivative."""
 
     @staticmethod
+    @advises
     def forward(ctx: Any, windows: RowWindows, how: attention.How, x: Tensor, beta: Tensor) -> Tensor:
         """See :func:`agnn_layer`."""
         x = contiguous_rows(x)
@@ -50,6 +52,7 @@ class AgnnLayer(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and ``beta``."""
         beta, query, x, inverse, *results = ctx.saved_tensors

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, additive, logits
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
@@ -58,6 +59,7 @@ class GatLayer(torch.autograd.Function):
     """The layer, and its derivative."""
 
     @staticmethod
+    @advises
     def forward(
         ctx: Any,
         windows: RowWindows,
@@ -83,6 +85,7 @@ class GatLayer(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, left, right, *saved = ctx.saved_tensors

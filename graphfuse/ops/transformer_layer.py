@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, attention
 from graphfuse.ops._attended import attention_backward, attention_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
@@ -44,6 +45,7 @@ class TransformerLayer(torch.autograd.Function):
     """The layer, and its derivative."""
 
     @staticmethod
+    @advises
     def forward(
         ctx: Any,
         windows: RowWindows,
@@ -70,6 +72,7 @@ class TransformerLayer(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
