@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse.formats.memory import advises
 from graphfuse.kernels.device import kernel_problem
+from graphfuse.ops import _check
 from graphfuse.ops._library import direct_apply, is_batched, once_differentiable, runs_directly
 from graphfuse.ops.sddmm import contiguous_rows
 
@@ -58,8 +59,8 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
-    fits = not torch.is_grad_enabled() and not is_batched(x) and _runs(x) and x.numel() > 0
-    if fits and (x.numel() >= LARGE or x.size(0) <= _launchers().AT_ONCE):
+    fits = not torch.is_grad_enabled() and not is_batched(x) and _runs(x) and _check.runs_kernel(x)
+    if fits and x.numel() > 0 and (x.numel() >= LARGE or x.size(0) <= _launchers().AT_ONCE):
         found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)
         return found
     total: Tensor = x.sum(0)
