@@ -63,6 +63,15 @@ FAULTS = (
         _select("ops/test_head_groups", "test_any_group and 4-3-16-gat"),
     ),
     Fault(
+        "gat-guess-loop",
+        "missing rescale",
+        "a self-loop that was summed with another maximum counts as if it had been with the guess",
+        "kernels/gat_windows.py",
+        "return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]",
+        "return guess, total * factor, high * factor, acc, tilt * factor[:, None]",
+        _select("ops/test_gat_maximum", "changes_no_result and 3"),
+    ),
+    Fault(
         "attention-merge-rescale",
         "missing rescale",
         "slices of a long window or row are added as if their maxima were equal",
