@@ -139,9 +139,10 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 
 
 @functools.cache
-def linear(dim: int, out_dim: int) -> Config:
+def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
-    warps = 4 if dim > 32 else 1
+    # rows that are loaded ``piecemeal``, as they do not start on 4 bytes, are not copied asynchronously
+    warps = 1 if dim <= 32 else 8 if piecemeal else 4
     block_out = min(power_of_two(out_dim, 16), 32)
     stages = 3 if block_out == 16 else 2
     return Config(min(power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
@@ -243,8 +244,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
     ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
     running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
-    and of keys that are ``scaled`` values but for one load. Of five stages two steps of rows are on their
-    way, of three one.
+    and of keys that are ``scaled`` values but for one load. Five stages load two steps ahead, three one.
     """
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))

@@ -144,7 +144,7 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
     key = ("linear", x.dtype, num_rows, dim, out_dim, strides)
     plan = plans.get(key)
     if plan is None:
-        config = launch.linear(dim, out_dim)
+        config = launch.linear(dim, out_dim, x.stride(0) * x.element_size() % 4 != 0)
         blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
         shape = (dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
         rest = (num_rows, *strides, *shape, config.stages, accumulator(x.dtype))
