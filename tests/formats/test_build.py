@@ -118,6 +118,23 @@ def test_slices_grow_with_the_graph(entries: int, length: int) -> None:
     assert build.slice_length(entries) == length
 
 
+@pytest.mark.parametrize(
+    ("edges", "cut", "length"),
+    [(49_216, True, 128), (578_006, True, 160), (578_006, False, 512), (115_000_000, True, 27_232)],
+)
+def test_rows_are_cut_finer_where_windows_are_cut(edges: int, cut: bool, length: int) -> None:
+    assert build.row_slice_length(edges, cut) == length
+
+
+def test_a_record_cuts_its_rows_so() -> None:
+    star = torch.stack([torch.arange(600), torch.zeros(600, dtype=torch.long)])
+    windows = RowWindows.from_edge_index(star, (600, 1))
+    rows = windows.walks(True, False).forward
+    assert rows.split == 128 and rows.tasks[:, 1:3].tolist() == [
+        [128 * i, min(128 * i + 128, 600)] for i in range(5)
+    ]
+
+
 @pytest.mark.parametrize("edges", [256, 257, 300, 511, 512, 2000])
 def test_a_hub_has_only_so_many_slices(edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_MIN_SLICE", 32)
