@@ -292,13 +292,6 @@ def small_scores(q, SCALE: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def tame(top):
-    # Whether scores, exponents of 2, let one expect that exp(score - shift) of others is a number of half
-    # precision too: exp(11) still is, and exp(-8) is one of full precision.
-    return tl.abs(top) <= 8.0 * LOG2_E  # NaN is not
-
-
-@triton.jit
 def either(a, b):
     return a | b
 
