@@ -15,9 +15,10 @@ from torch import Tensor
 from benchmarks.soak_data import Data
 from graphfuse import RowWindows, ops, reference
 from graphfuse.formats import build
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.launch import GemmOrder, Load
+from graphfuse.kernels.launch import Load, RowLength
+from graphfuse.kernels.orders import GemmOrder
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDTHS = (1, 7, 33, 64, 128, 602)
@@ -43,7 +44,7 @@ class Case:
         dtype: Of the features.
         shape: Width; width and output width; heads and width; heads, width and numbers of an edge.
         options: Words that ask for an operand or an option, as in the name.
-        patches: What is put in place of attributes of :mod:`graphfuse.kernels.launch`, to get this row.
+        patches: What is put in place of attributes of the tables of launches and orders, to get this row.
     """
 
     op: str
@@ -69,7 +70,8 @@ class Case:
         """
         with contextlib.ExitStack() as stack:
             for attribute, value in self.patches:
-                stack.enter_context(mock.patch.object(launch, attribute, value))
+                table = launch if hasattr(launch, attribute) else orders
+                stack.enter_context(mock.patch.object(table, attribute, value))
             if slice_length is not None:
                 stack.enter_context(mock.patch.object(build, "_MIN_SLICE", slice_length))
             yield
@@ -248,7 +250,7 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_: value
 
 
-_SPMM_ROW, _GATV2_ROW = launch.spmm_row, launch.gatv2_row
+_SPMM_ROW = launch.spmm_row
 _TO_ROWS, _TO_WINDOWS = (("prefers_rows", _always(rows)) for rows in (True, False))
 _LOADS = {load: (_TO_WINDOWS, ("load", _always(load))) for load in Load}
 _ROWS = {
@@ -265,7 +267,7 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_LONG_ROWS = ("gatv2_row", lambda heads, dim, size, backward, _: _GATV2_ROW(heads, dim, size, backward, True))
+_SHORT, _LONG = (("row_length", _always(length)) for length in (RowLength.SHORT, RowLength.LONG))
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -288,7 +290,7 @@ def _of_spmm_gemm() -> Iterator[Case]:
     # without ReLU: where rounding turns a sign, a gradient is off by all of itself
     for order, dtype in itertools.product(GemmOrder, DTYPES):
         for shape in GEMMS[order]:
-            if order is GemmOrder.FUSED and not launch.can_fuse(*shape, dtype.itemsize):
+            if order is GemmOrder.FUSED and not orders.can_fuse(*shape, dtype.itemsize):
                 continue
             walks = {"windows": _LOADS[Load.FEW], **_ROWS} if order is GemmOrder.FUSED else _ROWS
             for walk, patches in walks.items():
@@ -311,6 +313,8 @@ def _of_sparse_attention() -> Iterator[Case]:
         some = (every[0], every[-1]) if dtype is torch.bfloat16 else every
         for (walk, patches), options in itertools.product(_walks("attention_prefers_rows", dtype), some):
             yield Case("sparse_attention", walk, dtype, shape, options, patches)
+    for shape in SHAPES:
+        yield Case("sparse_attention", "rows-short", torch.float32, shape, every[-1], (_SHORT,))
     for of_edges, dtype in itertools.product(EDGE_SHAPES, DTYPES):
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges",))
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges", "dropout"))
@@ -325,9 +329,14 @@ def _of_gat() -> Iterator[Case]:
                 yield Case("gat_attention", walk, dtype, shape, options, patches)
         for options in (*every, *with_edges):
             yield Case("gatv2_attention", "rows", dtype, shape, options)
-        short, long = (_GATV2_ROW(*shape, dtype.itemsize, True, many) for many in (False, True))
-        if short != long:
-            yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG_ROWS,))
+    for shape in SHAPES:
+        for op in ("gat_attention", "gatv2_attention"):
+            yield Case(op, "rows-short", torch.float32, shape, every[-1], (_SHORT,))
+        if launch.gatv2_row(*shape, 2, RowLength.LONG, True) != launch.gatv2_row(
+            *shape, 2, RowLength.NORMAL, True
+        ):
+            for dtype in HALF:
+                yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG,))
 
 
 def _of_others() -> Iterator[Case]:

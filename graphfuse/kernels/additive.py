@@ -13,7 +13,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure, window_graph
+from graphfuse.kernels.attention import Plan, Structure, row_length, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -104,11 +104,8 @@ def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
     """How the row kernels are launched."""
-    size = shape.dtype.itemsize
-    if shape.v2:
-        long = w.height == 1 and w.num_entries >= 256 * w.num_rows
-        return launch.gatv2_row(shape.heads, shape.dim, size, backward, long)
-    return launch.gat_row(shape.heads, shape.dim, size, backward)
+    row = launch.gatv2_row if shape.v2 else launch.gat_row
+    return row(shape.heads, shape.dim, shape.dtype.itemsize, row_length(w), backward)
 
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: bool) -> Plan:

@@ -95,6 +95,11 @@ def window_graph(structure: Structure, self_loops: bool) -> tuple[tuple[Tensor |
     return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies), loops
 
 
+def row_length(w: Walk) -> launch.RowLength:
+    """How long the rows of ``w`` are, which walks rows."""
+    return launch.row_length(w.num_rows, w.num_cols, w.num_entries)
+
+
 class Edges(NamedTuple):
     """Numbers that belong to edges."""
 
@@ -124,7 +129,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         groups = -(-heads // config.rows)
         main = Launch(attention_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
     else:
-        config = launch.attention_row(heads, dim, dtype.itemsize, edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_length(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)

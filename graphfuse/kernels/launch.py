@@ -15,8 +15,6 @@ import torch
 
 from graphfuse.kernels.device import HALF
 
-# What a memory system of 4 TB/s moves in the 3 us that one more captured kernel costs.
-_LAUNCH_BYTES = 12_000_000
 # A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
 _CACHED_BYTES = 48_000_000
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
@@ -31,10 +29,6 @@ _MAX_EDGE_TILE = 4096
 LINEAR_GRAD_ROWS = 256  # rows of a slice of a linear map's gradient
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
-# The widest rows of x, and of the result, that the fused SpMM-GEMM takes, by the size of an element. Half
-# precision keeps wider rows on chip without spilling. In float32 its product takes six of half precision.
-MAX_FUSED = {2: (256, 256), 4: (64, 128), 8: (64, 64)}
-
 
 class Load(enum.Enum):
     """What a walk asks of the GPU."""
@@ -43,6 +37,14 @@ class Load(enum.Enum):
     LONG = "many long tasks: make each step wide"
     NORMAL = "many tasks: keep programs small"
     TINY = "many tasks of a step or two: keep steps narrow"
+
+
+class RowLength(enum.Enum):
+    """Edges of a row, on average."""
+
+    SHORT = "at most three, as in molecules: a step of many would be empty, and so would be its warps"
+    NORMAL = "more"
+    LONG = "256 and more"
 
 
 class Config(NamedTuple):
@@ -59,20 +61,19 @@ class Config(NamedTuple):
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
 
 
-class GemmOrder(enum.Enum):
-    """How A X W^T is computed."""
-
-    FUSED = "(A X) W^T in one kernel, A X on chip"
-    PROJECT = "A (X W^T), a dense product first"
-    AGGREGATE = "(A X) W^T, a dense product afterwards"
-
-
 def load(num_tasks: int, num_entries: int) -> Load:
     """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
     if num_tasks < _FULL:
         return Load.FEW
     mean = num_entries / num_tasks
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
+
+
+def row_length(num_rows: int, num_cols: int, num_edges: int) -> RowLength:
+    """How long rows are; of a structure and its transpose the same, as both sum up a row's products alike."""
+    if num_edges <= 3 * min(num_rows, num_cols):
+        return RowLength.SHORT
+    return RowLength.LONG if num_edges >= 256 * max(num_rows, num_cols) else RowLength.NORMAL
 
 
 def prefers_rows(num_rows: int, dim: int, dtype: torch.dtype) -> bool:
@@ -99,38 +100,6 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
         return dim
     return -(-row // 16) * 16 // size
-
-
-def can_fuse(dim: int, out_dim: int, size: int) -> bool:
-    """Whether one kernel may compute A X W^T, ``dim`` to ``out_dim`` features."""
-    return dim <= MAX_FUSED[size][0] and out_dim <= MAX_FUSED[size][1]
-
-
-@functools.cache
-def gemm_order(
-    num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, passes: int, keep: bool
-) -> GemmOrder:
-    """Order of A X W^T by an estimate of bytes moved.
-
-    Apart, X W^T or A X passes through memory once more and there is a second launch, but rows of the narrower
-    width are gathered. In one kernel rows of more than 64 features are gathered a quarter slower.
-
-    Args:
-        num_entries: Rows of X that are gathered.
-        num_rows: Rows of X.
-        dim: Columns of X.
-        out_dim: Rows of W.
-        size: Bytes of an element.
-        passes: Over the result of a product afterwards, for bias and ReLU.
-        keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
-    """
-    if dim == 0 or out_dim == 0:
-        return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
-    apart = GemmOrder.PROJECT if dim >= out_dim and not keep else GemmOrder.AGGREGATE
-    gathered, passed = (out_dim, 0) if apart is GemmOrder.PROJECT else (dim, 2 * passes * out_dim)
-    fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
-    saved = (num_entries + 2 * num_rows) * gathered + num_rows * passed - fused
-    return GemmOrder.FUSED if can_fuse(dim, out_dim, size) and saved * size >= -_LAUNCH_BYTES else apart
 
 
 def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
@@ -300,18 +269,22 @@ def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = Fals
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int, edge_dim: int = 0) -> Config:
+def attention_row(heads: int, dim: int, size: int, length: RowLength, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
     one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes more
-    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
+    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline. Where
+    rows are short there is little to sum.
     """
     block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
     block_heads = power_of_two(heads)
     if edge_dim == 0:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
+    if size > 2 and edge_dim == 0 and length is RowLength.SHORT:
+        step = min(32, max(2, 128 // width))
+        return Config(block_dim, step, 1, max(1, width // 128), block_edge, rows=block_heads)
     if size > 2 and edge_dim == 0:
         warps = 8 if width > 256 else 1 if width <= 32 else 2 if heads == 1 and width <= 128 else 4
         return Config(block_dim, min(32, max(4, 1024 // width)), 1, warps, block_edge, rows=block_heads)
@@ -371,25 +344,27 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
 
 
 @functools.cache
-def gat_row(heads: int, dim: int, size: int, backward: bool) -> Config:
+def gat_row(heads: int, dim: int, size: int, length: RowLength, backward: bool) -> Config:
     """Row kernels of GAT's attention; forward reads but one row an edge, and takes twice as many a step."""
-    config = attention_row(heads, dim, size)
+    config = attention_row(heads, dim, size, length)
     if size > 2:
         width = config.rows * config.block_dim
-        return config._replace(warps=2 if width == 64 else 1) if heads > 1 and width <= 128 else config
+        if length is RowLength.SHORT or heads == 1 or width > 128:
+            return config
+        return config._replace(warps=2 if width == 64 else 1)
     if dim < 32:
         return config._replace(stages=1)
     return config if backward else config._replace(step=2 * config.step)
 
 
 @functools.cache
-def gatv2_row(heads: int, dim: int, size: int, backward: bool, long: bool) -> Config:
-    """Row kernels of GATv2's attention; ``long`` rows, of 256 edges and more, keep four warps busy."""
-    config = attention_row(heads, dim, size)
+def gatv2_row(heads: int, dim: int, size: int, length: RowLength, backward: bool) -> Config:
+    """Row kernels of GATv2's attention; long rows keep four warps busy."""
+    config = attention_row(heads, dim, size, length)
     if size > 2:
         narrow = config.rows * config.block_dim <= 64 and not backward
         return config._replace(step=max(1, config.step // 2), warps=min(config.warps, 2 if narrow else 8))
-    if long and dim >= 32 and config.warps == 1:
+    if length is RowLength.LONG and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
     return config
 

@@ -14,7 +14,7 @@ from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.lasting import savable
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks, to_edge_index
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.ops import _check
 from graphfuse.ops._library import (
     Graph,
@@ -110,10 +110,10 @@ def run(
     if weight is not None:
         forward = w.forward
         sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
-        order = launch.gemm_order(*sizes, (bias is not None) + relu, keep)
-        if order is launch.GemmOrder.PROJECT:
+        order = orders.gemm_order(*sizes, (bias is not None) + relu, keep)
+        if order is orders.GemmOrder.PROJECT:
             x, weight = _linear(forward.plans, x, weight), None
-        elif order is launch.GemmOrder.AGGREGATE:
+        elif order is orders.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
             return _finish(_product(y, weight.t()), bias, relu, out_dtype), y if keep else None
     output: tuple[Tensor, Tensor | None]

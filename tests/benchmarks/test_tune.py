@@ -32,11 +32,12 @@ def test_every_combination_is_timed_beside_the_table(
 
 
 def test_a_change_reaches_its_calls_alone() -> None:
-    table = launch.gat_row(8, 8, 2, False)
+    call = (8, 8, 2, launch.RowLength.NORMAL)
+    table = launch.gat_row(*call, False)
     with tune.changed("gat_row", {"backward": "true"}, {"warps": 7}):
-        assert launch.gat_row(8, 8, 2, False) == table
-        assert launch.gat_row(8, 8, 2, True).warps == 7
-    assert launch.gat_row(8, 8, 2, True).warps != 7
+        assert launch.gat_row(*call, False) == table
+        assert launch.gat_row(*call, True).warps == 7
+    assert launch.gat_row(*call, True).warps != 7
 
 
 def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ from graphfuse.kernels import (
     gat_windows,
     gatv2_rows,
     launch,
+    orders,
     sddmm,
     spmm,
 )
 from graphfuse.kernels.additive import gathered_together
-from graphfuse.kernels.launch import Config, Load
+from graphfuse.kernels.launch import Config, Load, RowLength
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_nodes import (
     Case,
@@ -213,11 +214,16 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     edges = ("edge_query_ptr", "edge_value_ptr", "edge_attr_ptr", "edge_sum_ptr", "d_edge_query_ptr")
     operands |= dict.fromkeys((*edges, "d_edge_attr_ptr"), pointer) if edge_dim > 0 else {}
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
-    rows = launch.attention_row(heads, dim, 4 if dtype == "fp32" else 2, edge_dim)
+    size = 4 if dtype == "fp32" else 2
+    configs = (launch.attention_row(heads, dim, size, length, edge_dim) for length in RowLength)
     kernels = [
-        (attention_rows.attention_row_kernel, rows, False),
-        (attention_rows.attention_bwd_row_kernel, rows, False),
-        (attention_rows.attention_bwd_row_kernel, rows, True),
+        (kernel, rows, transposed)
+        for rows in dict.fromkeys(configs)
+        for kernel, transposed in (
+            (attention_rows.attention_row_kernel, False),
+            (attention_rows.attention_bwd_row_kernel, False),
+            (attention_rows.attention_bwd_row_kernel, True),
+        )
     ]
     plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
@@ -279,8 +285,14 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = [
-        (additive_rows.additive_row_kernel, launch.gat_row(heads, dim, size, False), False, {}),
-        (additive_rows.gat_bwd_row_kernel, launch.gat_row(heads, dim, size, True), False, {}),
+        (kernel, config, False, dict[str, Any]())
+        for kernel, backward in (
+            (additive_rows.additive_row_kernel, False),
+            (additive_rows.gat_bwd_row_kernel, True),
+        )
+        for config in dict.fromkeys(
+            launch.gat_row(heads, dim, size, length, backward) for length in RowLength
+        )
     ]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         untilted = {"tilt_ptr": None}
@@ -290,8 +302,10 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             (gat_bwd_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
-        for long in (False, True):
-            forward, back = (launch.gatv2_row(heads, dim, size, b, long) for b in (False, True))
+        pairs = (
+            [launch.gatv2_row(heads, dim, size, length, b) for b in (False, True)] for length in RowLength
+        )
+        for forward, back in dict.fromkeys(map(tuple, pairs)):
             rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, back, True, side) for side in sides]
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
@@ -343,7 +357,7 @@ def cases() -> Iterator[Case]:
     yield from building()
     found = set()
     for dtype, size in (("fp16", 2), ("fp32", 4)):
-        widths = [(1, None), (64, None), (1433, None), (16, 16), (64, 64), launch.MAX_FUSED[size]]
+        widths = [(1, None), (64, None), (1433, None), (16, 16), (64, 64), orders.MAX_FUSED[size]]
         for dim, out_dim in widths:
             for case in aggregation(dtype, dim, out_dim):
                 same = (

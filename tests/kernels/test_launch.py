@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.kernels.device import HALF
 
 FEW, MANY = (1000, 1000, 2000, 1000), (1000, 1000, 4000, 1000)  # rows, columns, edges, column entries
@@ -46,12 +46,40 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
 def test_products_are_ordered_as_was_fastest(
     size: int, dim: int, out_dim: int, passes: int, keep: bool, order: str
 ) -> None:
-    assert launch.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep).name == order
+    assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep).name == order
 
 
 def test_no_launch_fuses_what_does_not_fit() -> None:
-    for size, (widest, widest_out) in launch.MAX_FUSED.items():
-        assert launch.can_fuse(widest, widest_out, size)
+    for size, (widest, widest_out) in orders.MAX_FUSED.items():
+        assert orders.can_fuse(widest, widest_out, size)
         for dim, out_dim in ((widest + 1, widest_out), (widest, widest_out + 1)):
-            order = launch.gemm_order(1000, 1000, dim, out_dim, size, 0, False)
-            assert not launch.can_fuse(dim, out_dim, size) and order is not launch.GemmOrder.FUSED
+            order = orders.gemm_order(1000, 1000, dim, out_dim, size, 0, False)
+            assert not orders.can_fuse(dim, out_dim, size) and order is not orders.GemmOrder.FUSED
+
+
+def test_rows_are_as_long_as_those_of_the_transpose() -> None:
+    for sizes, length in (
+        ((1000, 1000, 3000), launch.RowLength.SHORT),
+        ((1000, 1000, 3001), launch.RowLength.NORMAL),
+        ((1000, 2000, 3000), launch.RowLength.SHORT),
+        ((500, 2000, 3000), launch.RowLength.NORMAL),
+        ((10, 10, 2560), launch.RowLength.LONG),
+        ((10, 11, 2560), launch.RowLength.NORMAL),
+        ((10, 10, 0), launch.RowLength.SHORT),
+    ):
+        rows, cols, edges = sizes
+        assert launch.row_length(rows, cols, edges) is launch.row_length(cols, rows, edges) is length
+
+
+@pytest.mark.parametrize("heads_and_dim", [(4, 32), (8, 8), (1, 64), (1, 128), (8, 64)])
+def test_short_rows_of_float32_take_few_edges_a_step(heads_and_dim: tuple[int, int]) -> None:
+    short, normal = launch.RowLength.SHORT, launch.RowLength.NORMAL
+    tables = (
+        lambda *call: launch.attention_row(*call),
+        lambda *call: launch.gat_row(*call, True),
+        lambda *call: launch.gatv2_row(*call, True),
+    )
+    for row in tables:
+        few, many = (row(*heads_and_dim, 4, length) for length in (short, normal))
+        assert few.step <= 2 and few.step < many.step and few.warps <= many.warps and few.stages == 1
+        assert row(*heads_and_dim, 2, short) == row(*heads_and_dim, 2, normal)

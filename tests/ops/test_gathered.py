@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphfuse import ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.ops._heads import contiguous_heads
 from graphfuse.testing import check
 from tests.ops import test_attention, test_edge_attention
@@ -71,18 +71,18 @@ def test_cut_windows_and_rows(
     assert copied
 
 
-@pytest.mark.parametrize("order", launch.GemmOrder)
+@pytest.mark.parametrize("order", orders.GemmOrder)
 def test_spmm_gemm(
-    order: launch.GemmOrder,
+    order: orders.GemmOrder,
     walked: str,
     device: torch.device,
     copied: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gemm_order(*sizes: Any) -> launch.GemmOrder:
-        return launch.GemmOrder.AGGREGATE if sizes[-1] and order is launch.GemmOrder.PROJECT else order
+    def gemm_order(*sizes: Any) -> orders.GemmOrder:
+        return orders.GemmOrder.AGGREGATE if sizes[-1] and order is orders.GemmOrder.PROJECT else order
 
-    monkeypatch.setattr(launch, "gemm_order", gemm_order)
+    monkeypatch.setattr(orders, "gemm_order", gemm_order)
     windows, edge_index, num_src, num_dst = build("isolated", device)
     for dim, out_dim in ((9, 5), (5, 9)):
         inputs = draw_matrices(

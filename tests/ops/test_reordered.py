@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.testing import GRAPHS, Graph, check
 from tests.ops import test_additive_attention as additive
 from tests.ops.test_attention import DTYPES, check_scaled_keys, draw
@@ -104,7 +104,7 @@ def test_spmm(graph: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("graph", ["late_hub", "bipartite", "self_loops"])
 def test_gemm(graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "gemm_order", lambda *sizes: launch.GemmOrder.FUSED)
+    monkeypatch.setattr(orders, "gemm_order", lambda *sizes: orders.GemmOrder.FUSED)
     for dtype, dim, out_dim in ((torch.float16, 16, 7), (torch.float32, 5, 40)):
         windows, edge_index, num_src, num_dst = build(graph, "degree", device)
         shapes = {"x": (num_src, dim), "weight": (out_dim, dim), "bias": (out_dim,)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, orders
 from graphfuse.testing import GRAPHS, check
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -108,27 +108,27 @@ def test_epilogue(activation: str | None, with_bias: bool, walked: str, device: 
 GEMMS = [(16, 7), (7, 16), (33, 33), (64, 5), (5, 40)]
 
 
-@pytest.mark.parametrize("order", launch.GemmOrder)
+@pytest.mark.parametrize("order", orders.GemmOrder)
 @pytest.mark.parametrize(("dim", "out_dim"), GEMMS)
 def test_gemm(
     dim: int,
     out_dim: int,
-    order: launch.GemmOrder,
+    order: orders.GemmOrder,
     walked: str,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gemm_order(*args: Any) -> launch.GemmOrder:
+    def gemm_order(*args: Any) -> orders.GemmOrder:
         keep = args[-1]
-        return launch.GemmOrder.AGGREGATE if keep and order is launch.GemmOrder.PROJECT else order
+        return orders.GemmOrder.AGGREGATE if keep and order is orders.GemmOrder.PROJECT else order
 
-    monkeypatch.setattr(launch, "gemm_order", gemm_order)
+    monkeypatch.setattr(orders, "gemm_order", gemm_order)
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     turn = GEMMS.index((dim, out_dim))
     graph = ["self_loops", "hub", "bipartite", "repeated", "full"][turn]
     windows, edge_index, num_src, num_dst = build(graph, device)
     # ReLU in float32 alone: where rounding turns its sign, a gradient is off by all of itself
-    dtype = torch.float32 if turn % 2 else DTYPES[(turn // 2 + (order is launch.GemmOrder.FUSED)) % 3]
+    dtype = torch.float32 if turn % 2 else DTYPES[(turn // 2 + (order is orders.GemmOrder.FUSED)) % 3]
     inputs = draw(device, dtype, x=(num_src, dim), weight=(out_dim, dim), bias=(out_dim,))
     if turn % 2 == 0:
         inputs |= draw(device, dtype, edge_weight=(windows.num_edges,))
@@ -140,12 +140,12 @@ def test_gemm(
     check(op, functools.partial(reference.spmm_gemm, edge_index, num_dst=num_dst, **options), inputs)
 
 
-@pytest.mark.parametrize("order", launch.GemmOrder)
+@pytest.mark.parametrize("order", orders.GemmOrder)
 def test_autocast_rounds_no_product(
-    order: launch.GemmOrder, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    order: orders.GemmOrder, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeping = launch.GemmOrder.AGGREGATE if order is launch.GemmOrder.PROJECT else order
-    monkeypatch.setattr(launch, "gemm_order", lambda *args: keeping if args[-1] else order)
+    keeping = orders.GemmOrder.AGGREGATE if order is orders.GemmOrder.PROJECT else order
+    monkeypatch.setattr(orders, "gemm_order", lambda *args: keeping if args[-1] else order)
     monkeypatch.setattr(launch, "launch_bound", lambda *args: False)  # PyTorch's products
     windows, _, num_src, _ = build("ragged", device)
     found = []

@@ -1,0 +1,56 @@
+"""The order of the products of A X W^T: a function of the sizes, the same on every run.
+
+The rules were read off sweeps on one H200 (results/nvidia-h200/gemm_orders.md).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+
+# What a memory system of 4 TB/s moves in the 3 us that one more captured kernel costs.
+_LAUNCH_BYTES = 12_000_000
+
+# The widest rows of x, and of the result, that the fused SpMM-GEMM takes, by the size of an element. Half
+# precision keeps wider rows on chip without spilling. In float32 its product takes six of half precision.
+MAX_FUSED = {2: (256, 256), 4: (64, 128), 8: (64, 64)}
+
+
+class GemmOrder(enum.Enum):
+    """How A X W^T is computed."""
+
+    FUSED = "(A X) W^T in one kernel, A X on chip"
+    PROJECT = "A (X W^T), a dense product first"
+    AGGREGATE = "(A X) W^T, a dense product afterwards"
+
+
+def can_fuse(dim: int, out_dim: int, size: int) -> bool:
+    """Whether one kernel may compute A X W^T, ``dim`` to ``out_dim`` features."""
+    return dim <= MAX_FUSED[size][0] and out_dim <= MAX_FUSED[size][1]
+
+
+@functools.cache
+def gemm_order(
+    num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, passes: int, keep: bool
+) -> GemmOrder:
+    """Order of A X W^T by an estimate of bytes moved.
+
+    Apart, X W^T or A X passes through memory once more and there is a second launch, but rows of the narrower
+    width are gathered. In one kernel rows of more than 64 features are gathered a quarter slower.
+
+    Args:
+        num_entries: Rows of X that are gathered.
+        num_rows: Rows of X.
+        dim: Columns of X.
+        out_dim: Rows of W.
+        size: Bytes of an element.
+        passes: Over the result of a product afterwards, for bias and ReLU.
+        keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
+    """
+    if dim == 0 or out_dim == 0:
+        return GemmOrder.AGGREGATE  # no kernel knows how to do nothing
+    apart = GemmOrder.PROJECT if dim >= out_dim and not keep else GemmOrder.AGGREGATE
+    gathered, passed = (out_dim, 0) if apart is GemmOrder.PROJECT else (dim, 2 * passes * out_dim)
+    fused = num_entries * dim * (1.25 if dim > 64 else 1.0)
+    saved = (num_entries + 2 * num_rows) * gathered + num_rows * passed - fused
+    return GemmOrder.FUSED if can_fuse(dim, out_dim, size) and saved * size >= -_LAUNCH_BYTES else apart
