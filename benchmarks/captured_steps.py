@@ -52,7 +52,7 @@ class Net(torch.nn.Module):
         self.before: torch.nn.Module = torch.nn.Identity()
         self.after: torch.nn.Module = torch.nn.Identity()
         if name == "AGNNConv":
-            self.before, self.after = torch.nn.Linear(in_dim, width), torch.nn.Linear(width, classes)
+            self.before, self.after = package.Linear(in_dim, width), package.Linear(width, classes)
             self.first, self.last = conv(requires_grad=False, **options), conv(**options)
             return
         first = options if heads is None else options | {"heads": heads}
@@ -223,7 +223,7 @@ Bench(
         },
         {  # bags of words, of which Cora's are 1.3 % dense
             "graph": ("cora", "pubmed"),
-            "kind": tuple(kind for kind in _NETS if kind != "agnn"),  # whose dense layers are PyTorch's
+            "kind": tuple(_NETS),
             "dtype": (torch.float32,),
             "captured": (False, True),
             "features": ("sparse",),

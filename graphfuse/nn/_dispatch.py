@@ -44,7 +44,7 @@ _HOOKS = tuple(
 )
 _hooks_of = operator.itemgetter(*_HOOKS)
 _INTEGERS = (torch.int32, torch.int64)
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _SUMS = ("add", "sum")
 _ROWS = (0, -2)  # the dimension of the nodes in a matrix that has a row for each
 
@@ -164,7 +164,9 @@ def _is_disabled() -> bool:
 
 
 def _feature_reasons(x: Any, projects: bool) -> Iterator[str]:
-    if not isinstance(x, Tensor) or (x.layout != torch.strided and not (projects and x.layout in _SPARSE)):
+    if not isinstance(x, Tensor) or (
+        x.layout != torch.strided and not (projects and x.layout in SPARSE_LAYOUTS)
+    ):
         yield "the features are not a dense tensor"
     elif x.dim() != 2:
         yield f"the features have {x.dim()} dimensions; the kernels take 2"

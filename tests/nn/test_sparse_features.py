@@ -200,16 +200,67 @@ def test_autocast(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, "Linear"])
 def test_captured(name: str, device: torch.device) -> None:
     edge_index, (num_nodes, _) = GRAPHS["self_loops"](device)
     x = matrix(num_nodes, 12, "csr", device)
-    layer = getattr(ours, name)(12, 4, **LAYERS[name]).to(device)
+    layer = getattr(ours, name)(12, 4, **LAYERS.get(name, {})).to(device)
 
     def step() -> list[torch.Tensor]:
-        out = layer(x, edge_index)
+        out = layer(x) if name == "Linear" else layer(x, edge_index)
         return [out.detach(), *torch.autograd.grad((out**2).sum(), list(layer.parameters()))]
 
     wanted = step()
     for mine, other in zip(loop.captured(step)(), wanted, strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dense_layer_of_them(layout: str, bias: bool, device: torch.device) -> None:
+    x = matrix(20, 9, layout, device)
+    torch.manual_seed(2)
+    theirs = pyg.Linear(9, 4, bias=bias).to(device)
+    torch.manual_seed(2)
+    layer = ours.Linear(-1, 4, bias=bias).to(device)  # draws its weight when it first sees features
+    found, wanted = layer(x), theirs(x.to_dense())
+    assert matrix_windows(x) is not None and layer.in_channels == 9
+    torch.testing.assert_close(found, wanted)
+    for mine, other in zip(layer.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        gradients = [
+            torch.autograd.grad((out**2).sum(), to, retain_graph=True)[0]
+            for out, to in ((found, mine), (wanted, other))
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    layer.load_state_dict(torch.nn.Linear(9, 4, bias=bias).state_dict(), strict=True)
+
+
+def test_a_dense_layer_of_dense_features_is_pygs(device: torch.device) -> None:
+    layer, x = ours.Linear(9, 4).to(device), torch.randn(2, 5, 9, device=device)
+    wanted = F.linear(x, layer.weight, layer.bias)
+    assert torch.equal(layer(x), wanted)
+    assert torch.equal(torch.jit.script(layer)(x), wanted)
+    assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(x), wanted)
+    assert repr(layer) == "Linear(9, 4, bias=True)"
+
+
+def test_a_network_of_agnn_from_sparse_features(device: torch.device) -> None:
+    edge_index, (num_nodes, _) = GRAPHS["self_loops"](device)
+    x = matrix(num_nodes, 12, "csr", device)
+
+    def network(package: Any) -> torch.nn.Module:
+        net = pyg.Sequential("x, edges", [
+            (package.Linear(12, 16), "x -> x"), torch.nn.ReLU(),
+            (package.AGNNConv(), "x, edges -> x"), (package.Linear(16, 3), "x -> x"),
+        ])  # fmt: skip
+        return net.to(device)
+
+    mine, theirs = network(ours), network(pyg)
+    mine.load_state_dict(theirs.state_dict())
+    found, wanted = mine(x, edge_index), theirs(x.to_dense(), edge_index)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    for out in (found, wanted):
+        (out**2).sum().backward()
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
