@@ -35,6 +35,11 @@ class Linear(PyGLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps the rows of ``x``, whose last dimension is ``in_channels``."""
-        if not torch.jit.is_scripting() and x.layout in SPARSE_LAYOUTS and x.dim() == 2:
+        if not torch.jit.is_scripting() and _is_sparse_matrix(x):
             return affine_of_sparse(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+
+@torch.jit.unused
+def _is_sparse_matrix(x: Tensor) -> bool:
+    return x.layout in SPARSE_LAYOUTS and x.dim() == 2

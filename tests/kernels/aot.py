@@ -215,16 +215,10 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     operands |= dict.fromkeys((*edges, "d_edge_attr_ptr"), pointer) if edge_dim > 0 else {}
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
-    configs = (launch.attention_row(heads, dim, size, length, edge_dim) for length in RowLength)
-    kernels = [
-        (kernel, rows, transposed)
-        for rows in dict.fromkeys(configs)
-        for kernel, transposed in (
-            (attention_rows.attention_row_kernel, False),
-            (attention_rows.attention_bwd_row_kernel, False),
-            (attention_rows.attention_bwd_row_kernel, True),
-        )
-    ]
+    kernels = []
+    for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLength):
+        kernels += [(attention_rows.attention_row_kernel, rows, False)]
+        kernels += [(attention_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
     plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
         windows = (
@@ -284,16 +278,13 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
-    kernels = [
-        (kernel, config, False, dict[str, Any]())
-        for kernel, backward in (
-            (additive_rows.additive_row_kernel, False),
-            (additive_rows.gat_bwd_row_kernel, True),
-        )
-        for config in dict.fromkeys(
-            launch.gat_row(heads, dim, size, length, backward) for length in RowLength
-        )
-    ]
+    kernels = list[tuple[Any, Config, bool, dict[str, Any]]]()
+    for kernel, back in (
+        (additive_rows.additive_row_kernel, False),
+        (additive_rows.gat_bwd_row_kernel, True),
+    ):
+        configs = dict.fromkeys(launch.gat_row(heads, dim, size, length, back) for length in RowLength)
+        kernels += [(kernel, config, False, {}) for config in configs]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         untilted = {"tilt_ptr": None}
         windows = [
@@ -302,12 +293,10 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             (gat_bwd_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
-        pairs = (
-            [launch.gatv2_row(heads, dim, size, length, b) for b in (False, True)] for length in RowLength
-        )
-        for forward, back in dict.fromkeys(map(tuple, pairs)):
+        for length in RowLength:
+            forward, config = (launch.gatv2_row(heads, dim, size, length, b) for b in (False, True))
             rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
-            rows += [(gatv2_rows.gatv2_bwd_row_kernel, back, True, side) for side in sides]
+            rows += [(gatv2_rows.gatv2_bwd_row_kernel, config, True, side) for side in sides]
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
             constants = {
                 "HEADS": heads,
