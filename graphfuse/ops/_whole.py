@@ -58,7 +58,7 @@ def _stacked(parameters: Sequence[Tensor]) -> Tensor:
 
 def bias_gradient(grad: Tensor) -> Tensor:
     """The sum of the rows of ``grad``: that of a bias, in a layer for which :func:`runs_whole` holds."""
-    return grad.sum(0) if is_batched(grad) else columns.sum_of_few(grad)
+    return grad.sum(0) if is_batched(grad) else columns.own_sum(grad)
 
 
 def map_gradients(

@@ -67,11 +67,11 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     return total if total.dtype == dtype else total.to(dtype)
 
 
-def sum_of_few(x: Tensor) -> Tensor:
-    """:func:`column_sums` in its own dtype, of fewer elements than :data:`LARGE`, that kernels run on."""
+def own_sum(x: Tensor) -> Tensor:
+    """:func:`column_sums` in its own dtype, of an ``x`` that kernels run on."""
     launchers = _launchers()
     # what one launch does takes the host as long as PyTorch's, and the GPU half as long
-    if x.size(0) <= launchers.AT_ONCE:
+    if x.size(0) <= launchers.AT_ONCE or x.numel() >= LARGE:
         found: Tensor = launchers.column_sums(contiguous_rows(x), x.dtype)
         return found
     return x.sum(0)

@@ -33,8 +33,7 @@ def transformer_layer(
         ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
     """
     parameters = (*maps.weights, *maps.biases)
-    width = _PARTS * maps.weights[0].size(0)
-    if not runs_whole(x, width, *parameters) or x.device != windows.device:
+    if not runs_whole(x, maps.weights[0].size(0), *parameters) or x.device != windows.device:
         return None
     seed = _check.dropout_seed(dropout, None, x.device)
     out: Tensor = _apply(windows, dropout, heads, seed, x, *parameters)
