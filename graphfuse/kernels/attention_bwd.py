@@ -17,6 +17,7 @@ With edges, :math:`h` the gradient of their sums :math:`r`: :math:`\delta` gains
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,34 +77,35 @@ def _attention_delta_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
     GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS
     if part == 0:
         _merge(
-            first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, HEADS, DIM, BLOCK_HEADS,
-            BLOCK_DIM, WIDTH, HEIGHT, ACC,
+            first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE, HEADS, DIM,
+            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
     elif second_ptr is not None and part == 1:
         _merge(
-            second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, HEADS, DIM,
-            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
+            second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE,
+            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
     elif third_ptr is not None:
         _merge(
             third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
-            HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, ACC,
+            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _merge(
-    out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    ACC: tl.constexpr,
+    out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     window, begin, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, head = rows_by_heads(group, HEIGHT, BLOCK_HEADS)
@@ -115,7 +117,7 @@ def _merge(
         offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
         acc += tl.load(partial_ptr + offs[:, None] + offs_own, mask=mask, other=0.0)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    offs = rows.to(tl.int64)[:, None] * (HEADS * DIM) + offs_own
+    offs = rows.to(tl.int64)[:, None] * OUT_STRIDE + offs_own
     tl.store(out_ptr + offs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask)
 
 
@@ -142,7 +144,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
         graph, with_loops = window_graph(structure, loops)
-        rest = (w.num_rows, *strides[:4], transposed, heads, dim, config.rows, config.block_dim)
+        rest = (w.num_rows, *strides[:5], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)
         warps, registers, groups = config.warps, config.registers, -(-heads // config.rows)
         main = Launch(attention_bwd_window_kernel, num_tasks, warps, graph, rest, registers, groups)
@@ -157,7 +159,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     if w.num_slots > 0:
         edge_dim = 0 if transposed else edge_dim
         blocks = launch.attention_merge(heads, dim, edge_dim)
-        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, acc)
+        rest = (w.num_rows, strides[0], heads, dim, edge_dim, *blocks, w.height, acc)
         graph, groups = (w.merges, w.row_index), -(-heads // blocks[0])
         parts = 2 if transposed or edge_dim > 0 else 1
         merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=parts * groups)
@@ -190,11 +192,17 @@ def _delta_plan(structure: Structure, grad: Tensor, shape: Shape) -> Launch:
 
 
 def _direction_plan(
-    structure: Structure, grad: Tensor, saved: Saved, shape: Shape, with_edge_attr: bool, transposed: bool
+    structure: Structure,
+    grad: Tensor,
+    saved: Saved,
+    shape: Shape,
+    with_edge_attr: bool,
+    transposed: bool,
+    out_stride: int,
 ) -> Plan:
     edges, pairs = saved.edges, ((saved.q, grad), (saved.k, saved.v))
     own, other = pairs[::-1] if transposed else pairs
-    strides = tuple([tensor.stride(0) for tensor in (*own, *other)])
+    strides = (out_stride, *[tensor.stride(0) for tensor in (*own, *other)])
     strides += (0 if edges is None else edges.attr.stride(0),)
     given = (structure.copies is None, saved.key_scale is None, with_edge_attr)
     key = ("attention_bwd", shape, strides, transposed, *given)
@@ -206,11 +214,11 @@ def _direction_plan(
 
 
 def backward_plans(
-    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape
+    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape, out_stride: int
 ) -> Plans:
     """What :func:`attention_bwd` launches for such operands without numbers of edges; no size is 0."""
     rows, columns = [
-        _direction_plan(structure, grad, saved, shape, False, transposed)
+        _direction_plan(structure, grad, saved, shape, False, transposed, out_stride)
         for structure, transposed in zip(structures, (False, True), strict=True)
     ]
     return Plans(_delta_plan(structures[0], grad, shape), rows, columns)
@@ -224,6 +232,7 @@ def attention_bwd(
     shape: Shape,
     with_edge_attr: bool = True,
     plans: Plans | None = None,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Launches the kernels over both directions.
 
@@ -235,6 +244,7 @@ def attention_bwd(
         shape: That of forward.
         with_edge_attr: Whether the gradient of ``edges.attr`` is wanted.
         plans: Those of :func:`backward_plans`, if they are at hand; then there are no ``edges``.
+        into: Where the gradients of ``q``, ``k`` and ``v`` go, rows of one stride; ``None`` makes them.
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
@@ -245,8 +255,8 @@ def attention_bwd(
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr, plans)
-    dq, dk, dv = q.new_empty(*q.shape), q.new_empty(*k.shape), q.new_empty(*v.shape)
+            return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr, plans, into)
+    dq, dk, dv = into or [q.new_empty(*one.shape) for one in (q, k, v)]
     if plans is None:
         d_query, d_attr = q.new_empty(0), q.new_empty(0)
     else:
@@ -273,7 +283,8 @@ def attention_bwd(
             continue
         w, transposed = structure.walk, second is not None
         if plans is None:
-            plan = _direction_plan(structure, grad, saved, shape, d_attr.numel() > 0, transposed)
+            with_attr, stride = d_attr.numel() > 0, first.stride(0)
+            plan = _direction_plan(structure, grad, saved, shape, with_attr, transposed, stride)
         else:
             plan = plans.columns if transposed else plans.rows
         third = d_query if edges is not None and not transposed else None
@@ -291,7 +302,7 @@ def attention_bwd(
             outputs = (first, second, third, wanted, partial)
             operands = (*own, saved.out if exact else None, *other, saved.key_scale, *numbers, stats)
             operands += (saved.seed,)
-        plan.main(outputs, operands, aligned(*operands), index)
+        plan.main(outputs, operands, aligned(first, second, *operands), index)
         if plan.merge is not None:
-            plan.merge((first, second, third, partial), (), True, index)
+            plan.merge((first, second, third, partial), (), aligned(first, second), index)
     return dq, dk, dv, d_query, d_attr

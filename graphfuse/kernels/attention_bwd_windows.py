@@ -57,14 +57,14 @@ def loop_slopes(
 #   grid      (num_tasks, groups), as the forward kernel
 #   reads     own and other [.., HEADS, DIM]; stats ACC [num_receivers, HEADS, 2]; the graph as forward
 #   writes    first (dq or dk, of keys as they are multiplied) and, if TRANSPOSED, second (dv) [num_rows,
-#             HEADS, DIM]; slices to their slot
+#             HEADS, DIM], strided rows; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_window_kernel(
     first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
     own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_rows,
-    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
-    OTHER_VALUE_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr,
+    OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -170,7 +170,7 @@ def attention_bwd_window_kernel(
                 tl.store(at + HEADS * DIM, second, mask=mask_out[None, :])
     if whole:
         mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
-        at_out = (out_rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_out[None, :]
+        at_out = (out_rows.to(tl.int64) * OUT_STRIDE)[:, None] + offs_out[None, :]
         tl.store(first_ptr + at_out, first.to(first_ptr.dtype.element_ty), mask=mask_rows)
         if TRANSPOSED:
             tl.store(second_ptr + at_out, second.to(second_ptr.dtype.element_ty), mask=mask_rows)

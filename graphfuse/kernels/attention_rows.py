@@ -213,8 +213,9 @@ def loop_gradients(
 #   grid      (num_tasks + num_rows, groups), as the forward kernel; one group with edge_attr
 #   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum; in
 #             float32, if the rows are receivers, out: g v - delta is then g (v - out), which loses no bits
-#   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], else d_edge_query
-#             [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their slot
+#   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], strided rows, else
+#             d_edge_query [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their
+#             slot
 #   on chip   first, second ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], d_edge_query: a sum for each place of a step
 #   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
@@ -223,8 +224,8 @@ def attention_bwd_row_kernel(
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
     own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr,
     edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
-    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
-    OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr,
+    OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
     STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -355,7 +356,7 @@ def attention_bwd_row_kernel(
             elif edge_attr_ptr is not None:
                 tl.store(partial_ptr + HEADS * DIM + offs_query, d_edge_query, mask=mask_query)
     if whole:
-        offs_out = offs_row * HEADS * DIM + offs_head
+        offs_out = offs_row * OUT_STRIDE + offs_head
         tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
         if TRANSPOSED:
             tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask)

@@ -122,20 +122,26 @@ def _by_heads(ready: Ready, given: attention.Operands) -> attention.Operands:
     return given._replace(q=q, k=k, v=v)
 
 
-def attention_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> attention.Gradients:
-    """Its gradients, from operands and results."""
+def attention_backward(
+    ready: Ready, grad: Tensor, saved: Sequence[Any], into: Sequence[Tensor] | None = None
+) -> attention.Gradients:
+    """Its gradients, from operands and results; those of q, k and v ``into`` rows of one stride, if given."""
     q, k, v, seed, _, _, key_scale, out, softmax, edge_sum = saved
     if ready.shape is None or is_batched(grad):
         given = _by_heads(ready, attention.Operands(*saved[:-3]))
         saved = (*given, out.view(-1, *ready.heads), softmax, edge_sum)
         grad = grad.view(-1, *ready.heads)
         dq, dk, dv, *none = attention.gradients(ready.graph, ready.how, False, grad, edge_sum, saved)
-        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), none[0], none[1]
+        found = dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+        for place, one in zip(into or (), found, strict=False):
+            place.copy_(one)
+        return *found, none[0], none[1]
     kernels, grad = attention.launchers()[1], grad.contiguous()
     results = kernels.Saved(q, k, v, key_scale, out, softmax, edge_sum, seed, None)
     if ready.backward is None:
-        ready.backward = kernels.backward_plans(ready.structures, grad, results, ready.shape)
-    found: attention.Gradients = kernels.attention_bwd(
-        ready.structures, grad, None, results, ready.shape, False, ready.backward
+        stride = q.size(1) if into is None else into[0].stride(0)  # of one layer always the same
+        ready.backward = kernels.backward_plans(ready.structures, grad, results, ready.shape, stride)
+    gradients: attention.Gradients = kernels.attention_bwd(
+        ready.structures, grad, None, results, ready.shape, False, ready.backward, into
     )
-    return found
+    return gradients

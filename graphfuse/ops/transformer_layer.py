@@ -11,7 +11,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, attention
 from graphfuse.ops._attended import attention_backward, attention_forward
-from graphfuse.ops._library import direct_apply, once_differentiable
+from graphfuse.ops._library import direct_apply, is_batched, once_differentiable
 from graphfuse.ops._whole import Maps, map_gradients, projected, runs_whole
 
 _PARTS = 4  # queries, keys, values and what is added to the result
@@ -75,8 +75,14 @@ class TransformerLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters."""
         x, weight, *saved = ctx.saved_tensors
-        d_rows = torch.cat([*attention_backward(ctx.ready, grad, saved)[:3], grad], 1)
         widths = [grad.size(1)] * _PARTS
+        if is_batched(grad):
+            d_rows = torch.cat([*attention_backward(ctx.ready, grad, saved)[:3], grad], 1)
+        else:  # side by side from the start
+            d_rows = grad.new_empty(grad.size(0), sum(widths))
+            *places, of_skip = d_rows.split_with_sizes(widths, 1)
+            attention_backward(ctx.ready, grad, saved, places)
+            of_skip.copy_(grad)
         dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
         return None, None, None, None, dx, *d_maps
 

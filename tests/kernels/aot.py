@@ -93,7 +93,9 @@ COUNTS = ("tasks", "rows", "loops", "merges", "grads", "splits", "slices")
 NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), "length", "split", "weight_stride_out"), "i32")
 STRIDED = (*("x", "y", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
-ROW_STRIDES = tuple(f"{name.upper()}_STRIDE" for name in ("q", "k", "v", *SIDES, "x", "grad", "src", "dst"))
+ROW_STRIDES = tuple(
+    f"{name.upper()}_STRIDE" for name in ("out", "q", "k", "v", *SIDES, "x", "grad", "src", "dst")
+)
 SCALES = dict.fromkeys(("loop_weight_ptr", "row_scale_ptr", "col_scale_ptr"), "*fp32")
 
 

@@ -179,6 +179,7 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     operands |= dict.fromkeys(("edge_sum_ptr", "third_ptr"), pointer) if edge_dim > 0 else {}
     operands |= {**dict.fromkeys(("partial_ptr", "slots_ptr"), "*fp32"), "merges_ptr": "*i32"}
     constants = {
+        "OUT_STRIDE": heads * dim,
         "HEADS": heads,
         "DIM": dim,
         "EDGE_DIM": edge_dim,
