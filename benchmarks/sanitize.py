@@ -28,7 +28,7 @@ from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import walk
 from graphfuse.kernels import launch
-from graphfuse.nn import GraphTransformerLayer
+from graphfuse.nn import GraphTransformerLayer, TransformerConv
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
@@ -186,9 +186,13 @@ def launch_of_nodes(on: torch.device) -> None:
     with mock.patch.object(columns, "LARGE", 0):
         y = columns.add_bias(x, bias)
         torch.autograd.grad(y, (x, bias), torch.ones_like(y))
+    edges = torch.randint(150, (2, 40), generator=torch.Generator().manual_seed(0)).to(on)
     layer = GraphTransformerLayer(33, 3).to(on).eval()
     with torch.no_grad():  # residuals and norms of inference
-        layer(x, torch.randint(150, (2, 40), generator=torch.Generator().manual_seed(0)).to(on))
+        layer(x, edges)
+    for dtype in (torch.float32, torch.float16):  # gradients side by side, which start anywhere
+        conv = TransformerConv(33, 7, heads=2).to(on, dtype)
+        conv(x.to(dtype), edges).sum().backward()
 
 
 def launch_as_on_large_graphs(on: torch.device) -> None:

@@ -365,10 +365,13 @@ SUITE = (  # few that launch every kernel, and its variants that read other memo
     "sparse_attention/windows/float16/1x64/dropout+self_loops",
     "sparse_attention/rows/float32/3x100/dropout+self_loops",
     "sparse_attention/rows/float16/8x8/self_loops+key_scale",
+    "sparse_attention/rows-short/float32/4x32/dropout+self_loops+key_scale",
     "sparse_attention/rows/float16/4x32x3/edges+dropout",
     *("gat_attention/windows/float16/3x100", "gat_attention/windows/float16/8x8/dropout+self_loops"),
     *("gat_attention/rows/float32/3x100/dropout+self_loops+edges", "gat_attention/rows/float16/8x8/dropout"),
     *("gatv2_attention/rows/float32/3x100/dropout+self_loops+edges", "gatv2_attention/rows/float16/8x8"),
+    "gat_attention/rows-short/float32/8x8/dropout+self_loops",
+    "gatv2_attention/rows-short/float32/8x8/dropout+self_loops",
     *("gatv2_attention/rows-long/float16/1x64/dropout+self_loops", "gated_skip/float16/7"),
     *("gated_skip/float32/602", "gated_skip/float16/4096"),
 )
