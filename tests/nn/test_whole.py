@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphfuse import RowWindows
 from graphfuse.kernels import launch
 from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
 from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer
@@ -98,6 +99,29 @@ def test_rows_that_are_copied_before_they_are_gathered(
     monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
     found = run(layer, x, EDGES.roll(2, 1))  # equal edges would find what was prepared
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("TransformerConv")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_hubs_whose_slices_are_joined(
+    layer: Any, dtype: torch.dtype, device: torch.device, composed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    others = torch.arange(1, 100, device=device)
+    spokes = torch.stack(
+        [torch.cat([others, others[:40] * 0 + 1]), torch.cat([others * 0, others[:40] + 40])]
+    )
+    edges = torch.cat([spokes, spokes.flip(0)], 1)  # a hub and a lesser one, each way
+    layer, x = layer.to(dtype), torch.randn(100, 6, device=device, dtype=dtype, requires_grad=True)
+    walks = RowWindows.from_edge_index(edges, (100, 100)).walks(dtype is torch.float32, False)
+    assert walks.forward.num_slots > 0 and walks.backward.num_slots > 0
+    found, found_grads = run(layer, x, edges)
+    assert named_nodes(found).endswith("LayerBackward")
+    compose(composed)
+    wanted, wanted_grads = run(layer, x, edges)
+    assert torch.equal(found, wanted)
+    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(found_grads, wanted_grads, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("name", LAYERS)
