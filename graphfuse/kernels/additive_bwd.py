@@ -124,17 +124,9 @@ def _merge_gradients(w: Walk, shape: Shape, *, extra: int, parts: int) -> Launch
     if w.num_slots == 0:
         return None
     blocks = launch.attention_merge(shape.heads, shape.dim, extra)
-    rest = (
-        w.num_rows,
-        shape.heads * shape.dim,
-        shape.heads,
-        shape.dim,
-        extra,
-        *blocks,
-        w.height,
-        accumulator(shape.dtype),
-    )
-    graph, groups = (w.merges, w.row_index), -(-shape.heads // blocks[0])
+    heads, dim, acc = shape.heads, shape.dim, accumulator(shape.dtype)
+    rest = (w.num_rows, heads * dim, heads, dim, extra, *blocks, w.height, acc)
+    graph, groups = (w.merges, w.row_index), -(-heads // blocks[0])
     return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=parts * groups)
 
 

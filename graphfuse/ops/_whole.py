@@ -21,7 +21,7 @@ def runs_whole(x: Tensor, width: int, *parameters: Tensor) -> bool:
 
     Args:
         x: Features of the nodes.
-        width: Columns of the widest result.
+        width: Columns of the result, or of what its kernels read.
         parameters: Those of the layer.
     """
     if not (torch.is_grad_enabled() and runs_directly(x, *parameters) and x.layout is torch.strided):

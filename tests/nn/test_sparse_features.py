@@ -217,14 +217,22 @@ def test_captured(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_dense_layer_of_them(layout: str, bias: bool, device: torch.device) -> None:
+def test_a_dense_layer_of_them(
+    layout: str, bias: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = matrix(20, 9, layout, device)
     torch.manual_seed(2)
     theirs = pyg.Linear(9, 4, bias=bias).to(device)
     torch.manual_seed(2)
     layer = ours.Linear(-1, 4, bias=bias).to(device)  # draws its weight when it first sees features
-    found, wanted = layer(x), theirs(x.to_dense())
-    assert matrix_windows(x) is not None and layer.in_channels == 9
+    wanted = theirs(x.to_dense())
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "linear", None)  # PyTorch's product is not asked
+        found = layer(x)
+        patch.setenv("GRAPHFUSE_DISABLE", "1")
+        with pytest.raises(TypeError, match="not callable"):
+            layer(x)
+    assert layer.in_channels == 9
     torch.testing.assert_close(found, wanted)
     for mine, other in zip(layer.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
