@@ -54,7 +54,25 @@ class _Trusted(tuple[int, ...]):
     """A header that was made here, or found to fit its tensor: copies of the tensor need no other look."""
 
 
-_KNOWN: ByTensor[tuple[tuple[int, ...], Packed]] = ByTensor()
+class _Entry:
+    """A header, and the views that it describes once they are asked for: each is a call of PyTorch."""
+
+    __slots__ = ("found", "header", "scalars")
+
+    def __init__(self, header: tuple[int, ...]) -> None:
+        self.header = header
+        self.scalars = Scalars(*header[2 : 2 + len(Scalars._fields)])
+        self.found: Packed | None = None
+
+    def unpack(self, packed: Tensor) -> Packed:
+        if self.found is None:
+            whole = _alias(packed)
+            parts = tuple([whole.narrow(0, start, length) for start, length in _places(self.header)])
+            self.found = Packed(self.header[1], self.scalars, parts)
+        return self.found
+
+
+_KNOWN: ByTensor[_Entry] = ByTensor()
 _LOCK = threading.Lock()
 
 
@@ -73,24 +91,28 @@ def pack(kind: int, scalars: Scalars, sections: Sequence[Tensor]) -> Tensor:
     return packed
 
 
-def blank(
-    kind: int, scalars: Scalars, lengths: Sequence[int], shared: Sequence[int] | None, device: torch.device
-) -> Tensor:
-    """What :func:`pack` returns, for sections of these lengths, but for their numbers, which are 0.
+class Layout(NamedTuple):
+    """What :func:`blank` makes room for."""
 
-    Args:
-        kind: What the tensor holds.
-        scalars: As in its header.
-        lengths: Numbers in each section.
-        shared: Of each section, the first that is stored in its place; ``None``: each is stored.
-        device: Of the tensor.
+    kind: int
+    scalars: Scalars
+    lengths: Sequence[int]  # numbers in each section
+    shared: Sequence[int] | None  # of each section, the first that is stored in its place; None: each is
+
+
+def blank(layouts: Sequence[Layout], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Headers, ``int32[num_layouts, 64]``, and memory for what :func:`pack` would return for such sections.
+
+    Nothing is written to that memory: neither the header nor the zeros behind each section.
     """
-    header, length = _lay_out(kind, scalars, lengths, shared or range(len(lengths)))
-    packed = torch.zeros(length, dtype=torch.int32, device=device)
+    headers, tensors = list[int](), list[Tensor]()
+    for kind, scalars, lengths, shared in layouts:
+        header, length = _lay_out(kind, scalars, lengths, shared or range(len(lengths)))
+        tensors.append(torch.empty(length, dtype=torch.int32, device=device))
+        _remember(tensors[-1], header)
+        headers += header
     # pageable memory: the call has read it when it returns, and need not wait for the GPU
-    packed[:_HEADER].copy_(_as_tensor(header), non_blocking=True)
-    _remember(packed, header)
-    return packed
+    return _as_tensor(headers).view(-1, _HEADER).to(device, non_blocking=True), tensors
 
 
 def _lay_out(
@@ -116,11 +138,11 @@ def is_ordered(windows: Tensor) -> bool:
     return header_of(windows)[0] == ORDERED_SCHEMA
 
 
-def _as_tensor(header: tuple[int, ...]) -> Tensor:
+def _as_tensor(header: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.array(header, dtype=np.int32))  # sooner than torch.tensor
 
 
-def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
+def adopt(packed: Tensor, header: tuple[int, ...]) -> None:
     """Remembers the header of ``packed`` on the host, so that no op has to read it from the device.
 
     Raises:
@@ -128,7 +150,7 @@ def adopt(packed: Tensor, header: tuple[int, ...]) -> Packed:
     """
     if not isinstance(header, _Trusted):
         _check_places(packed, header)
-    return _remember(packed, header)
+    _remember(packed, header)
 
 
 def _check_places(packed: Tensor, header: tuple[int, ...]) -> None:
@@ -154,15 +176,16 @@ def _check_places(packed: Tensor, header: tuple[int, ...]) -> None:
             )
 
 
-def _remember(packed: Tensor, header: tuple[int, ...]) -> Packed:
-    # starts and lengths of the sections that are there
-    places = [(header[at] * _ALIGN, header[at + 1]) for at in range(_SCALARS, _HEADER - 1, 2) if header[at]]
-    whole = _alias(packed)
-    parts = tuple([whole.narrow(0, start, length) for start, length in places])
-    known = Packed(header[1], Scalars(*header[2 : 2 + len(Scalars._fields)]), parts)
+def _remember(packed: Tensor, header: tuple[int, ...]) -> _Entry:
+    entry = _Entry(header)
     with _LOCK:
-        _KNOWN[packed] = (header, known)
-    return known
+        _KNOWN[packed] = entry
+    return entry
+
+
+def _places(header: tuple[int, ...]) -> list[tuple[int, int]]:
+    # starts and lengths of the sections that are there
+    return [(header[at] * _ALIGN, header[at + 1]) for at in range(_SCALARS, _HEADER - 1, 2) if header[at]]
 
 
 def _check_sizes(packed: Tensor, header: _Trusted, known: Packed) -> None:
@@ -198,7 +221,7 @@ def header_of(packed: Tensor) -> tuple[int, ...]:
     """The header as Python integers; read from the device (one synchronisation) only when not known."""
     entry = _KNOWN.get(packed)
     if entry is not None:
-        return entry[0]
+        return entry.header
     if packed.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a packed graph was first seen during CUDA graph capture, where its header cannot be read; "
@@ -215,18 +238,31 @@ def unpack(packed: Tensor) -> Packed:
     Raises:
         ValueError: the header comes from elsewhere and does not fit the sections.
     """
+    return _entry(packed).unpack(packed)
+
+
+def scalars_of(packed: Tensor) -> Scalars:
+    """The scalars of ``packed``; raises as :func:`unpack` does."""
+    return _entry(packed).scalars
+
+
+def lengths_of(packed: Tensor) -> list[int]:
+    """How many numbers each section of ``packed`` holds; raises as :func:`unpack` does."""
+    return [length for _, length in _places(_entry(packed).header)]
+
+
+def _entry(packed: Tensor) -> _Entry:
+    # one whose header fits
     entry = _KNOWN.get(packed)
     if entry is None:
         header_of(packed)
         entry = _KNOWN.get(packed)
         assert entry is not None
-    header, known = entry
-    if not isinstance(header, _Trusted):
-        header = _Trusted(header)
-        _check_sizes(packed, header, known)
-        with _LOCK:
-            _KNOWN[packed] = (header, known)
-    return known
+    if not isinstance(entry.header, _Trusted):
+        header = _Trusted(entry.header)
+        _check_sizes(packed, header, entry.unpack(packed))
+        entry = _remember(packed, header)
+    return entry
 
 
 def _alias(packed: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Row windows of a small graph in a fraction of the launches; the same integers as :mod:`.build` gives.
 
 A mini-batch is built once and used once, and at some 100,000 edges the host's launches are all that its
-build costs. So both directions are one problem here, of twice the edges, that is sorted once; what torch
-would take dozens of operations for is one of the few kernels of :mod:`.quick_kernels`; and everything the
-host has to know comes back in one copy.
+build costs. So both directions are one problem here, of twice the edges; its keys are dealt out to windows
+and sorted within them, which takes two launches where a sort by digits takes ten; what torch would take
+dozens of operations for is one of the few kernels of :mod:`.quick_kernels`; and everything the host has to
+know comes back in one copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import WINDOW, slice_length
-from graphfuse.formats.walk import Walk, edge_order, walk
+from graphfuse.formats.walk import know_no_copies, walk
 
 # beyond, launches are no cost and the second copy of everything is; keys have bits for more
 MOST_EDGES, MOST_NODES = 1 << 20, 1 << 22
@@ -27,13 +28,12 @@ _SHARED_WINDOWS = (0, 1, 2, 3, 4) * 2  # sections of a symmetric structure, by t
 _SHARED_ROWS = (0, 1, 2, 3) * 2
 _SHARED_EDGES = (0, 1, 0, 3)
 
-_Both = tuple[Walk, Walk]  # the directions
-
 
 class Built(NamedTuple):
-    """What the windows of a graph are made of."""
+    """What the record of a graph is made of."""
 
     windows: Tensor  # packed
+    rows: Tensor  # packed
     fingerprint: int
 
 
@@ -46,12 +46,14 @@ class Facts(NamedTuple):
     longest: int = 0  # entries of the longest window
     middle: int = 0  # entries of the forward direction
     total: int = 0  # entries of both
+    crowded: int = 0  # edges of the window that has most
 
 
 class _Sorted(NamedTuple):
-    order: Tensor  # int64[2 * num_edges], the edge that each key was, those of the transpose last
     key: Tensor  # int64[2 * num_edges]
-    number: Tensor  # int32[2 * num_edges], entries up to each key, its own included
+    order: Tensor | None  # int32[2 * num_edges], which edge each key was
+    table: Tensor
+    facts: Facts
 
 
 @functools.cache
@@ -72,26 +74,17 @@ def suits(graph: Tensor, num_edges: int, num_src: int, num_dst: int) -> bool:
     return fits and runs_on(graph.device)
 
 
-def suits_rows(windows: Tensor) -> bool:
-    """Whether this module goes from packed windows to rows.
-
-    It does if they have no order of the rows and none is cut into slices, so that no row is either.
-    """
-    scalars = packing.unpack(windows).scalars
-    whole = scalars.slots_dst == scalars.slots_src == 0 and not packing.is_ordered(windows)
-    return whole and suits(windows, scalars.num_edges, scalars.num_src, scalars.num_dst)
-
-
 def fingerprint(edge_index: Tensor) -> int:
     """:func:`graphfuse.formats.fingerprint.fingerprint` in one launch."""
+    kernels = _kernels()
     with torch.cuda.device_of(edge_index):
-        facts = _facts(edge_index)
-        _write_keys(None, facts, edge_index, 0, 0)
+        facts = torch.zeros(len(Facts._fields), dtype=torch.int64, device=edge_index.device)
+        _over_edges(kernels.edges_kernel, (facts,), edge_index, 0, 0, False)
         return int(facts[0])
 
 
 def build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | None:
-    """Both directions of the windows, or ``None`` for a graph that :mod:`.build` has to look at.
+    """Both directions of the windows and rows, or ``None`` for a graph that :mod:`.build` has to look at.
 
     Those are graphs with a repeated edge, with a window so long that it is cut into slices, and with an
     index out of range. There must be edges.
@@ -101,195 +94,148 @@ def build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | Non
 
 
 def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | None:
-    kernels, device, num_edges = _kernels(), edge_index.device, edge_index.size(1)
-    num_windows, back_windows = -(-num_dst // WINDOW), -(-num_src // WINDOW)
-    all_windows = num_windows + back_windows
-    facts = _facts(edge_index)
-    _, key, number = _sort(edge_index, num_src, num_dst, facts)
-    ptr = torch.empty(all_windows + 1, dtype=torch.int32, device=device)
-    task = torch.empty(all_windows, dtype=torch.int64, device=device)
-    kernels.launch(
-        *(kernels.bounds_kernel, _grid(all_windows), ptr, task, facts, key, number),
-        *(2 * num_edges, num_windows, all_windows, kernels.BLOCK),
-    )
-    task = _in_order(task)
-    known = Facts(*facts.tolist())  # waits for the GPU
-
-    middle = known.middle
-    splits = slice_length(middle), slice_length(known.total - middle)
-    if known.odd or known.longest > min(splits):
+    num_edges, num_windows, back_windows = edge_index.size(1), _windows_of(num_dst), _windows_of(num_src)
+    found = _sort(edge_index, num_src, num_dst, False)
+    if found is None:
         return None
-    symmetric = num_src == num_dst and not known.lopsided
-    lengths = [
-        length
-        for windows, entries in ((num_windows, middle), (back_windows, known.total - middle))
-        for length in (windows + 1, 4 * windows, 0, entries, -(-entries // 2))
-    ]
+    facts = found.facts
+    middle, back = facts.middle, facts.total - facts.middle
+    splits = slice_length(middle), slice_length(back)
+    if facts.longest > min(splits):
+        return None
+    symmetric = num_src == num_dst and not facts.lopsided
     scalars = packing.Scalars(num_dst, num_src, num_edges, int(symmetric), *splits, 0, 0)
-    shared = _SHARED_WINDOWS if symmetric else None
-    windows = packing.blank(packing.WINDOWS, scalars, lengths, shared, device)
-    forward, backward = both = _both(windows)
-    num_keys, num_tasks = (num_edges, num_windows) if symmetric else (2 * num_edges, all_windows)
-    kernels.launch(
-        *(kernels.entries_kernel, _grid(num_keys)),
-        *(forward.column, forward.row_mask, backward.column, backward.row_mask),
-        *(key, number, num_keys, num_windows, middle, kernels.BLOCK),
+    lengths = [num_windows + 1, 4 * num_windows, 0, middle, -(-middle // 2)]
+    lengths += [back_windows + 1, 4 * back_windows, 0, back, -(-back // 2)]
+    split = slice_length(num_edges)
+    layouts = (
+        packing.Layout(packing.WINDOWS, scalars, lengths, _SHARED_WINDOWS if symmetric else None),
+        packing.Layout(
+            packing.ROWS,
+            scalars._replace(split_dst=split, split_src=split),
+            [num_dst + 1, 0, 0, num_edges, num_src + 1, 0, 0, num_edges],
+            _SHARED_ROWS if symmetric else None,
+        ),
     )
-    kernels.launch(
-        *(kernels.tasks_kernel, _grid(num_tasks)),
-        *(forward.ptr, forward.tasks, backward.ptr, backward.tasks),
-        *(task, ptr, num_tasks, num_windows, middle, kernels.BLOCK),
-    )
-    _know_no_copies(both)
-    return Built(windows, known.fingerprint)
+    headers, (windows, rows) = packing.blank(layouts, edge_index.device)
+    outputs = (windows, windows.view(torch.int16), rows, None, None, headers)
+    _lay(outputs, found, scalars, 1 if symmetric else 2)
+    for packed in (windows, rows):
+        know_no_copies(packed)
+    return Built(windows, rows, facts.fingerprint)
 
 
-def count_rows(windows: Tensor) -> tuple[Tensor, Tensor]:
+def build_edges(windows: Tensor, edge_index: Tensor, key: int) -> tuple[Tensor, Tensor] | None:
+    """The packed edge orders of packed windows and of their rows, or ``None`` where :mod:`.build` has to look.
+
+    That is for what :func:`build_windows` returns nothing for, and for edge lists that do not have the
+    fingerprint ``key``.
+    """
+    scalars, lengths = packing.scalars_of(windows), packing.lengths_of(windows)
+    middle, back, num_edges = lengths[3], lengths[8], scalars.num_edges
+    with torch.cuda.device_of(windows):
+        found = _sort(edge_index, scalars.num_src, scalars.num_dst, True)
+        if found is None or found.facts.fingerprint != key:
+            return None
+        shared = _SHARED_EDGES if scalars.symmetric else None
+        layouts = (
+            packing.Layout(
+                packing.WINDOW_EDGES, scalars, [middle + 1, num_edges, back + 1, num_edges], shared
+            ),
+            packing.Layout(packing.ROW_EDGES, scalars, [num_edges] * 2, None),
+        )
+        headers, (of_windows, of_rows) = packing.blank(layouts, windows.device)
+        _lay((None, None, None, of_windows, of_rows, headers), found, scalars, 2)
+    return of_windows, of_rows
+
+
+def count_rows(windows: Tensor) -> tuple[Tensor, Tensor] | None:
     """Edges and self-loops of each row, ``int64[num_dst + num_src]``, rows of the transpose last.
 
-    Of a symmetric structure, whose transpose has the same, ``int64[num_dst]``.
+    Of a symmetric structure, whose transpose has the same, ``int64[num_dst]``. ``None`` for what this module
+    would not build: larger graphs, windows that have an order of their rows or are cut into slices.
     """
-    kernels, scalars = _kernels(), packing.unpack(windows).scalars
-    directions = 1 if scalars.symmetric else 2
+    scalars = packing.scalars_of(windows)
+    whole = scalars.slots_dst == scalars.slots_src == 0 and not packing.is_ordered(windows)
+    if not (whole and suits(windows, scalars.num_edges, scalars.num_src, scalars.num_dst)):
+        return None
+    kernels, directions = _kernels(), 1 if scalars.symmetric else 2
     num_rows = scalars.num_dst if scalars.symmetric else scalars.num_dst + scalars.num_src
     edges = torch.empty(num_rows, dtype=torch.int64, device=windows.device)
     loops = torch.empty_like(edges)
+    parts = [part for w in (walk(windows, False), walk(windows, True)) for part in (w.ptr, w.column, w.row_mask)]
     with torch.cuda.device_of(windows):
         kernels.launch(
-            *(kernels.count_kernel, _grid_of_windows(scalars, directions), edges, loops),
-            *(*_entries(_both(windows)), scalars.num_dst, scalars.num_src, kernels.COLUMNS),
+            *(kernels.degrees_kernel, _grid_of_windows(scalars, directions), edges, loops, *parts),
+            *(scalars.num_dst, scalars.num_src, kernels.COLUMNS),
             warps=1,
         )
     return edges, loops
 
 
-def build_rows(windows: Tensor, edges_of_rows: Tensor) -> Tensor:
-    """The packed rows of packed windows; ``edges_of_rows`` is that of :func:`count_rows`."""
-    scalars = packing.unpack(windows).scalars
-    num_edges = scalars.num_edges
-    lengths = [scalars.num_dst + 1, 0, 0, num_edges, scalars.num_src + 1, 0, 0, num_edges]
-    split = slice_length(num_edges)
-    scalars = scalars._replace(split_dst=split, split_src=split)
-    shared = _SHARED_ROWS if scalars.symmetric else None
-    rows = packing.blank(packing.ROWS, scalars, lengths, shared, windows.device)
-    forward, backward = both = _both(rows)
-    given = _both(windows)
-    outputs = (forward.column, backward.column, forward.ptr, backward.ptr)
-    directions = 1 if scalars.symmetric else 2
-    _scatter(given, scalars, edges_of_rows, outputs, (None,) * 4, directions)
-    if given[0].derived.get("copies", ...) is None:
-        _know_no_copies(both)
-    return rows
-
-
-def build_window_edges(windows: Tensor, edge_index: Tensor, key: int) -> Tensor | None:
-    """The packed edge order of packed windows, or ``None`` for a graph that :mod:`.build` has to look at.
-
-    Those are graphs with a repeated edge, and edge lists that do not have the fingerprint ``key``.
-    """
-    kernels, scalars = _kernels(), packing.unpack(windows).scalars
-    num_edges, middle, back = scalars.num_edges, *(w.num_entries for w in _both(windows))
-    with torch.cuda.device_of(windows):
-        facts = _facts(edge_index)
-        order, _, number = _sort(edge_index, scalars.num_src, scalars.num_dst, facts)
-        known = Facts(*facts.tolist())  # waits for the GPU
-        if known.odd or known.fingerprint != key:
-            return None
-        lengths = [middle + 1, num_edges, back + 1, num_edges]
-        shared = _SHARED_EDGES if scalars.symmetric else None
-        packed = packing.blank(packing.WINDOW_EDGES, scalars, lengths, shared, windows.device)
-        kernels.launch(
-            *(kernels.edges_kernel, _grid(2 * num_edges), *packing.unpack(packed).sections),
-            *(order, number, num_edges, middle, kernels.BLOCK),
-        )
-    return packed
-
-
-def build_row_edges(windows: Tensor, edges_of_rows: Tensor, window_edges: Tensor) -> Tensor:
-    """The packed edge order of the rows of packed windows, from that of the windows."""
-    scalars = packing.unpack(windows).scalars
-    lengths = [scalars.num_edges] * 2
-    packed = packing.blank(packing.ROW_EDGES, scalars, lengths, None, windows.device)
-    order, back_order = edge_order(window_edges, False), edge_order(window_edges, True)
-    outputs = (*packing.unpack(packed).sections, None, None)
-    _scatter(_both(windows), scalars, edges_of_rows, outputs, (*order, *back_order), 2)
-    return packed
-
-
-def _facts(edge_index: Tensor) -> Tensor:
-    return torch.zeros(len(Facts._fields), dtype=torch.int64, device=edge_index.device)
-
-
-def _write_keys(key: Tensor | None, facts: Tensor, edge_index: Tensor, num_src: int, num_dst: int) -> None:
-    kernels, num_edges = _kernels(), edge_index.size(1)
-    kernels.launch(
-        *(kernels.keys_kernel, _grid(num_edges), key, facts, edge_index),
-        *(num_edges, num_src, num_dst, *edge_index.stride(), kernels.BLOCK),
-    )
-
-
-def _sort(edge_index: Tensor, num_src: int, num_dst: int, facts: Tensor) -> _Sorted:
-    kernels, num_edges = _kernels(), edge_index.size(1)
-    key = torch.empty(2 * num_edges, dtype=torch.int64, device=edge_index.device)
-    _write_keys(key, facts, edge_index, num_src, num_dst)
-    key, order = torch.sort(key)
-    new = torch.empty(2 * num_edges, dtype=torch.int32, device=edge_index.device)
-    windows = -(-num_dst // WINDOW)
-    kernels.launch(
-        *(kernels.flags_kernel, _grid(2 * num_edges), new, facts, key, num_edges, windows, kernels.BLOCK)
-    )
-    return _Sorted(order, key, torch.cumsum(new, 0, dtype=torch.int32))
-
-
-def _in_order(key: Tensor) -> Tensor:
-    # of numbers that are all different
-    kernels, count = _kernels(), key.numel()
-    if count > _RANKED:
-        return torch.sort(key).values
-    order = torch.empty_like(key)
-    kernels.launch(kernels.rank_kernel, (-(-count // kernels.KEYS),), order, key, count, kernels.KEYS)
-    return order
-
-
-def _scatter(
-    windows: _Both,
-    scalars: packing.Scalars,
-    edges_of_rows: Tensor,
-    outputs: tuple[Tensor | None, ...],
-    orders: tuple[Tensor | None, ...],
-    directions: int,
+def _over_edges(
+    kernel: Any, outputs: tuple[Tensor | None, ...], edge_index: Tensor, num_src: int, num_dst: int, *rest: Any
 ) -> None:
-    # outputs and orders of both directions, as rows_kernel takes them
-    kernels = _kernels()
-    behind = (0, 0) if scalars.symmetric else (scalars.num_dst, scalars.num_edges)
-    ends = torch.cumsum(edges_of_rows, 0)
-    with torch.cuda.device_of(ends):
-        kernels.launch(
-            *(kernels.rows_kernel, _grid_of_windows(scalars, directions), *outputs, *_entries(windows)),
-            *(*orders, edges_of_rows, ends, scalars.num_dst, scalars.num_src, *behind, kernels.COLUMNS),
-            warps=1,
-        )
+    kernels, num_edges = _kernels(), edge_index.size(1)
+    kernels.launch(
+        *(kernel, (-(-num_edges // kernels.BLOCK),), *outputs, edge_index),
+        *(num_edges, num_src, num_dst, *edge_index.stride(), *rest, kernels.BLOCK),
+    )
 
 
-def _both(packed: Tensor) -> _Both:
-    return walk(packed, False), walk(packed, True)
+def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _Sorted | None:
+    """The keys of the edges in both directions, sorted; ``None`` as of :func:`build_windows`."""
+    kernels, device, num_edges = _kernels(), edge_index.device, edge_index.size(1)
+    num_windows = _windows_of(num_dst)
+    all_windows = num_windows + _windows_of(num_src)
+    # the facts, and four numbers of each window, see quick_kernels
+    table = torch.zeros(kernels.FACTS + 4 * (all_windows + 1), dtype=torch.int64, device=device)
+    keys = torch.empty(2, 2 * num_edges, dtype=torch.int64, device=device)
+    mixed, key = keys.unbind()
+    orders: tuple[Tensor | None, ...] = (None, None)
+    if with_order:
+        orders = torch.empty(2, 2 * num_edges, dtype=torch.int32, device=device).unbind()
+    sizes = (num_edges, num_windows, all_windows)
+    ranked = all_windows <= _RANKED
+    grid = -(-all_windows // kernels.KEYS)
+    _over_edges(kernels.edges_kernel, (table,), edge_index, num_src, num_dst, True)
+    kernels.launch(
+        *(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.KEYS)
+    )
+    _over_edges(kernels.keys_kernel, (mixed, orders[0], table), edge_index, num_src, num_dst)
+    kernels.launch(
+        *(kernels.sort_kernel, (-(-2 * num_edges // kernels.KEYS),), key, orders[1], mixed, orders[0], table),
+        *(all_windows, kernels.KEYS),
+    )
+    grid = max(grid, -(-num_edges // kernels.BLOCK))
+    kernels.launch(
+        *(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.KEYS)
+    )
+    if not ranked:
+        place = table[kernels.FACTS + 3 * (all_windows + 1) :][:all_windows]
+        place[torch.argsort(place)] = torch.arange(all_windows, device=device)
+    facts = Facts(*table[: len(Facts._fields)].tolist())  # waits for the GPU
+    return None if facts.odd or facts.crowded > kernels.CROWD else _Sorted(key, orders[1], table, facts)
 
 
-def _know_no_copies(walks: _Both) -> None:
-    for w in walks:
-        w.derived["copies"] = None  # what formats.walk.copies would find
+def _lay(
+    outputs: tuple[Tensor | None, ...], found: _Sorted, scalars: packing.Scalars, directions: int
+) -> None:
+    kernels, num_windows = _kernels(), _windows_of(scalars.num_dst)
+    kernels.launch(
+        *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs),
+        *(found.key, found.order, found.table, scalars.num_edges, scalars.num_dst, scalars.num_src),
+        *(num_windows, num_windows + _windows_of(scalars.num_src), kernels.COLUMNS),
+        warps=1,
+    )
 
 
-def _entries(windows: _Both) -> list[Tensor | None]:
-    return [part for w in windows for part in (w.ptr, w.column, w.row_mask)]
-
-
-def _grid(count: int) -> tuple[int]:
-    return (-(-count // _kernels().BLOCK),)
+def _windows_of(num_rows: int) -> int:
+    return -(-num_rows // WINDOW)
 
 
 def _grid_of_windows(scalars: packing.Scalars, directions: int) -> tuple[int, int]:
-    return -(-max(scalars.num_dst, scalars.num_src) // WINDOW), directions
+    return _windows_of(max(scalars.num_dst, scalars.num_src)), directions
 
 
 @functools.cache

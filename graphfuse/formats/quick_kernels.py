@@ -3,8 +3,13 @@
 An edge is one int64 key: its window (those of the transpose after all others), column and row within the
 window, so that keys sort into the order of the format.
 
-Integers only, and the atomics are sums and maxima of integers, whose order does not matter: every launch
-gives the same bits. No number of a launch is specialised, as every mini-batch brings others.
+What is known of the graph is one table of int64: first the fields of ``quick.Facts``, then four numbers of
+each window: COUNT, edges that it has not been dealt, and then its entries; BEGIN, edges of all windows before
+it; PTR, their entries; PLACE, that of its task.
+
+Integers only. Atomics are sums and maxima of integers, whose order does not matter, and the places that keys
+are dealt before they are sorted, which does not matter either: every build gives the same bits. No number of
+a launch is specialised, as every mini-batch brings others.
 """
 
 from __future__ import annotations
@@ -19,22 +24,31 @@ import triton.language as tl
 from graphfuse.formats.build import WINDOW
 from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 
-BLOCK = 512  # keys, edges or windows of a program, where they are one by one
-COLUMNS = 32  # entries of a window that are looked at together
-KEYS = 32  # that a program ranks
-_OTHERS = tl.constexpr(128)  # keys that are compared with them at a time
-_STEPS = tl.constexpr(22)  # of a search in 2 * MOST_EDGES keys
+BLOCK = 512  # edges of a program, where they are one by one
+COLUMNS = 32  # edges or entries of a window that are looked at together
+KEYS = 32  # keys or windows that a program compares with others
+FACTS = 8  # numbers at the start of the table
+CROWD = 1 << 14  # edges of a window, at most: to sort them takes their square
+_OTHERS = tl.constexpr(128)  # that they are compared with at a time
+_WIDE = tl.constexpr(1024)  # numbers that are summed at a time
 _WINDOW = tl.constexpr(WINDOW)
 _PLACE_BITS = tl.constexpr(32)  # of a key below the window: 28 of the column, 4 of the row
 _COLUMN_MASK = tl.constexpr((1 << 28) - 1)
 _BACKWARD = tl.constexpr(1 << 60)  # in the order of tasks: those of the transpose come last
 _LONGEST = tl.constexpr(1 << 24)  # no window has as many entries
+_MOST = tl.constexpr(1 << 62)  # no key is as large
 _SOURCE = tl.constexpr(SOURCE)
 _POSITION = tl.constexpr(POSITION)
 _MIX_1 = tl.constexpr(MIX_1)
 _MIX_2 = tl.constexpr(MIX_2)
+_FACTS = tl.constexpr(FACTS)
+_CROWD = tl.constexpr(CROWD)
 # the fields of quick.Facts
-_FINGERPRINT, _ODD, _LOPSIDED, _LONG, _MIDDLE, _TOTAL = (tl.constexpr(field) for field in range(6))
+_FINGERPRINT, _ODD, _LOPSIDED, _LONG, _MIDDLE, _TOTAL, _CROWDED = (tl.constexpr(field) for field in range(7))
+# the numbers of a window
+_COUNT, _BEGIN, _PTR, _PLACE = (tl.constexpr(part) for part in range(4))
+# where a header tells of its sections, see packed.py
+_HEADER, _SECTIONS, _ALIGN = tl.constexpr(64), tl.constexpr(12), tl.constexpr(32)
 
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _COMPILED: dict[Any, tuple[Any, ...]] = {}
@@ -54,7 +68,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     """
     index = None if _INTERPRETING else torch.cuda.current_device()
     key = (kernel.fn, index, *[  # what Triton tells apart, where numbers are not specialised
-        None if one is None
+        one if one is None or type(one) is bool
         else -(2**31) <= one < 2**31 if type(one) is int
         else (one.dtype, one.data_ptr() & 15 == 0)
         for one in arguments
@@ -82,177 +96,303 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
 
-# Keys of the edges, in both directions, and their fingerprint.
+@triton.jit
+def _of_windows(table_ptr, part, all_windows):
+    return table_ptr + _FACTS + part * (all_windows + 1)
+
+
+@triton.jit
+def _edge(edge_ptr, offs, inside, end_stride, edge_stride):
+    at = edge_ptr + offs * edge_stride
+    src = tl.load(at, mask=inside, other=0).to(tl.int64)
+    return src, tl.load(at + end_stride, mask=inside, other=0).to(tl.int64)
+
+
+@triton.jit
+def _is_wrong(src, dst, num_src, num_dst):
+    return (src < 0) | (src >= num_src) | (dst < 0) | (dst >= num_dst)
+
+
+# The fingerprint of the edges, and how many each window has.
 #   grid      (cdiv(num_edges, BLOCK),)
 #   reads     edge [2, num_edges], any integer dtype and strides
-#   writes    key int64 [2 * num_edges], unless None; facts: fingerprint, odd (an index is out of range)
+#   writes    table: fingerprint and, with COUNTED, odd (an index is out of range) and COUNT
+@triton.jit(
+    do_not_specialize=["num_edges", "num_src", "num_dst", "end_stride", "edge_stride"],
+    do_not_specialize_on_alignment=["edge_ptr"],
+)
+def edges_kernel(
+    table_ptr, edge_ptr, num_edges, num_src, num_dst, end_stride, edge_stride, COUNTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < num_edges
+    src, dst = _edge(edge_ptr, offs, inside, end_stride, edge_stride)
+    h = ((offs + 1) * _POSITION + src * _SOURCE + dst) * _MIX_1
+    h = (h ^ (h >> 29)) * _MIX_2
+    h = h ^ (h >> 32)
+    tl.atomic_add(table_ptr + _FINGERPRINT, tl.sum(tl.where(inside, h, 0), 0), sem="relaxed")
+    if COUNTED:
+        wrong = inside & _is_wrong(src, dst, num_src, num_dst)
+        tl.atomic_max(table_ptr + _ODD, tl.max(wrong.to(tl.int64), 0), sem="relaxed")
+        windows = (num_dst + _WINDOW - 1) // _WINDOW
+        count_ptr = _of_windows(table_ptr, _COUNT, windows + (num_src + _WINDOW - 1) // _WINDOW)
+        one, counted = tl.full((BLOCK,), 1, tl.int64), inside & (wrong == 0)
+        tl.atomic_add(count_ptr + (dst >> 4), one, mask=counted, sem="relaxed")
+        tl.atomic_add(count_ptr + windows + (src >> 4), one, mask=counted, sem="relaxed")
+
+
+# Keys of the edges, in both directions, each somewhere among those of its window.
+#   grid      (cdiv(num_edges, BLOCK),)
+#   reads     edge as above; BEGIN
+#   writes    key int64 [2 * num_edges]; order int32 [2 * num_edges], the edge of each, unless None; COUNT,
+#             which is 0 in the end. Not edges of which an index is out of range
 @triton.jit(
     do_not_specialize=["num_edges", "num_src", "num_dst", "end_stride", "edge_stride"],
     do_not_specialize_on_alignment=["edge_ptr"],
 )
 def keys_kernel(
-    key_ptr, facts_ptr, edge_ptr, num_edges, num_src, num_dst, end_stride, edge_stride, BLOCK: tl.constexpr
+    key_ptr, order_ptr, table_ptr, edge_ptr, num_edges, num_src, num_dst, end_stride, edge_stride,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offs < num_edges
-    at = edge_ptr + offs * edge_stride
-    src = tl.load(at, mask=inside, other=0).to(tl.int64)
-    dst = tl.load(at + end_stride, mask=inside, other=0).to(tl.int64)
-    h = ((offs + 1) * _POSITION + src * _SOURCE + dst) * _MIX_1
-    h = (h ^ (h >> 29)) * _MIX_2
-    h = h ^ (h >> 32)
-    tl.atomic_add(facts_ptr + _FINGERPRINT, tl.sum(tl.where(inside, h, 0), 0), sem="relaxed")
-    if key_ptr is not None:
-        wrong = inside & ((src < 0) | (src >= num_src) | (dst < 0) | (dst >= num_dst))
-        tl.atomic_max(facts_ptr + _ODD, tl.max(wrong.to(tl.int64), 0), sem="relaxed")
-        windows = (num_dst + _WINDOW - 1) // _WINDOW
-        forward = ((dst >> 4) << _PLACE_BITS) | (src << 4) | (dst & 15)
-        backward = ((windows + (src >> 4)) << _PLACE_BITS) | (dst << 4) | (src & 15)
-        tl.store(key_ptr + offs, forward, mask=inside)
-        tl.store(key_ptr + num_edges + offs, backward, mask=inside)
+    src, dst = _edge(edge_ptr, offs, inside, end_stride, edge_stride)
+    inside = inside & (_is_wrong(src, dst, num_src, num_dst) == 0)
+    windows = (num_dst + _WINDOW - 1) // _WINDOW
+    all_windows = windows + (num_src + _WINDOW - 1) // _WINDOW
+    _deal(key_ptr, order_ptr, table_ptr, all_windows, dst >> 4, (src << 4) | (dst & 15), offs, inside)
+    _deal(key_ptr, order_ptr, table_ptr, all_windows, windows + (src >> 4), (dst << 4) | (src & 15), offs, inside)
 
 
-# Which keys begin an entry.
-#   grid      (cdiv(2 * num_edges, BLOCK),)
-#   reads     key int64 [2 * num_edges], sorted
-#   writes    new int32 [2 * num_edges]; facts: odd (an edge is repeated), lopsided (the directions differ)
-@triton.jit(do_not_specialize=["num_edges", "num_windows"])
-def flags_kernel(new_ptr, facts_ptr, key_ptr, num_edges, num_windows, BLOCK: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < 2 * num_edges
-    key = tl.load(key_ptr + offs, mask=inside, other=0)
-    before = tl.load(key_ptr + offs - 1, mask=inside & (offs > 0), other=0)
-    tl.store(new_ptr + offs, ((offs == 0) | (key >> 4 != before >> 4)).to(tl.int32), mask=inside)
-    repeated = inside & (offs > 0) & (key == before)
-    tl.atomic_max(facts_ptr + _ODD, tl.max(repeated.to(tl.int64), 0), sem="relaxed")
-    forward = offs < num_edges
-    mirrored = tl.load(key_ptr + num_edges + offs, mask=forward, other=0)
-    shift = num_windows.to(tl.int64) << _PLACE_BITS
-    lopsided = forward & (key + shift != mirrored)
-    tl.atomic_max(facts_ptr + _LOPSIDED, tl.max(lopsided.to(tl.int64), 0), sem="relaxed")
+@triton.jit
+def _deal(key_ptr, order_ptr, table_ptr, all_windows, window, place, edge, inside):
+    count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+    left = tl.atomic_add(count_ptr + window, tl.full(window.shape, -1, tl.int64), mask=inside, sem="relaxed")
+    begin = tl.load(_of_windows(table_ptr, _BEGIN, all_windows) + window, mask=inside, other=0)
+    at = begin + left - 1
+    tl.store(key_ptr + at, (window << _PLACE_BITS) | place, mask=inside)
+    if order_ptr is not None:
+        tl.store(order_ptr + at, edge.to(tl.int32), mask=inside)
 
 
-# Where the windows begin, and a number for each that sorts tasks: by direction, longest first, by window.
-#   grid      (cdiv(all_windows, BLOCK),)
-#   reads     key int64 [num_keys], sorted; number int32 [num_keys]: entries up to each key, its own included
-#   writes    ptr int32 [all_windows + 1], task int64 [all_windows]; facts: long (entries of the longest
-#             window), middle and total (entries of the forward direction, and of both)
-@triton.jit(do_not_specialize=["num_keys", "num_windows", "all_windows"])
-def bounds_kernel(
-    ptr_ptr, task_ptr, facts_ptr, key_ptr, number_ptr, num_keys, num_windows, all_windows, BLOCK: tl.constexpr
+# Sorts the keys within their windows, and counts the entries of each: COUNT.
+#   grid      (cdiv(num_keys, KEYS),)
+#   reads     mixed int64 [num_keys], those of a window together, unsorted; mixed_order, likewise; BEGIN
+#   writes    key int64 [num_keys]: each behind as many of its window as are less; order; odd (an edge is
+#             repeated). Nothing where a window has more than CROWD edges
+@triton.jit(do_not_specialize=["all_windows"])
+def sort_kernel(
+    key_ptr, order_ptr, mixed_ptr, mixed_order_ptr, table_ptr, all_windows, KEYS: tl.constexpr
 ):  # fmt: skip
-    window = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    inside = window < all_windows
-    begin = _entries_before(window << _PLACE_BITS, key_ptr, number_ptr, num_keys, inside)
-    end = _entries_before((window + 1) << _PLACE_BITS, key_ptr, number_ptr, num_keys, inside)
-    length = (end - begin).to(tl.int64)
-    tl.store(ptr_ptr + window, begin, mask=inside)
-    tl.store(ptr_ptr + window + 1, end, mask=window == all_windows - 1)
-    backward = tl.where(window >= num_windows, _BACKWARD, 0)
-    tl.store(task_ptr + window, backward | ((_LONGEST - length) << 32) | window, mask=inside)
-    longest = tl.max(tl.where(inside, length, 0), 0)
-    tl.atomic_max(facts_ptr + _LONG, longest, sem="relaxed")
-    fact_ptr, entries = facts_ptr + tl.zeros_like(window), end.to(tl.int64)
-    tl.store(fact_ptr + _MIDDLE, entries, mask=window == num_windows - 1)
-    tl.store(fact_ptr + _TOTAL, entries, mask=window == all_windows - 1)
-
-
-# Sorts few numbers, no two of which are equal, in one launch; a sort by digits takes ten.
-#   grid      (cdiv(count, KEYS),)
-#   reads     key int64 [count]
-#   writes    order int64 [count]: each key behind as many as are less
-@triton.jit(do_not_specialize=["count"])
-def rank_kernel(order_ptr, key_ptr, count, KEYS: tl.constexpr):
+    begin_ptr = _of_windows(table_ptr, _BEGIN, all_windows)
+    num_keys = tl.load(begin_ptr + all_windows)
+    num_keys = tl.where(tl.load(table_ptr + _CROWDED) <= _CROWD, num_keys, 0)
     offs = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    key = tl.load(key_ptr + offs, mask=offs < count, other=0)
-    rank = tl.zeros((KEYS,), dtype=tl.int32)
-    for first in tl.range(0, count, _OTHERS):
-        others = first + tl.arange(0, _OTHERS)
-        other = tl.load(key_ptr + others, mask=others < count, other=0)
-        rank += tl.sum(((other[None, :] < key[:, None]) & (others < count)[None, :]).to(tl.int32), 1)
-    tl.store(order_ptr + rank, key, mask=offs < count)
-
-
-@triton.jit
-def _entries_before(bound, key_ptr, number_ptr, num_keys, live):
-    # entries of the keys below each bound
-    low = tl.zeros_like(bound).to(tl.int32)
-    high = low + num_keys
-    for _ in tl.range(0, _STEPS):
-        open = live & (low < high)
-        middle = (low + high) >> 1
-        below = tl.load(key_ptr + middle, mask=open, other=0) < bound
-        low = tl.where(open & below, middle + 1, low)
-        high = tl.where(open & ~below, middle, high)
-    return tl.load(number_ptr + low - 1, mask=live & (low > 0), other=0)
-
-
-# Columns and masks of the entries.
-#   grid      (cdiv(num_keys, BLOCK),): keys of both directions, or of the first if the second is the same
-#   reads     key, number as above; middle: entries of the forward direction
-#   writes    column int32, mask int16 of each direction
-@triton.jit(do_not_specialize=["num_keys", "num_windows", "middle"])
-def entries_kernel(
-    column_ptr, mask_ptr, back_column_ptr, back_mask_ptr, key_ptr, number_ptr, num_keys, num_windows, middle,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offs < num_keys
-    key = tl.load(key_ptr + offs, mask=inside, other=0)
-    entry, new = _entry(number_ptr, offs, inside)
-    mask = tl.full((BLOCK,), 1, tl.int32) << (key & 15).to(tl.int32)
-    for further in tl.range(1, _WINDOW):  # an entry has at most an edge of each row
-        after = offs + further
-        other = tl.load(key_ptr + after, mask=after < num_keys, other=-1)
-        mask |= tl.where(other >> 4 == key >> 4, 1 << (other & 15).to(tl.int32), 0)
-    column = ((key >> 4) & _COLUMN_MASK).to(tl.int32)
-    backward = key >> _PLACE_BITS >= num_windows
-    tl.store(column_ptr + entry, column, mask=new & ~backward)
-    tl.store(mask_ptr + entry, mask.to(tl.int16), mask=new & ~backward)
-    tl.store(back_column_ptr + entry - middle, column, mask=new & backward)
-    tl.store(back_mask_ptr + entry - middle, mask.to(tl.int16), mask=new & backward)
+    key = tl.load(mixed_ptr + offs, mask=inside, other=0)
+    window = key >> _PLACE_BITS
+    # all keys of the windows that these are of: what is before the own window is less
+    first = tl.min(tl.load(begin_ptr + window, mask=inside, other=_MOST), 0)
+    end = tl.max(tl.load(begin_ptr + window + 1, mask=inside, other=0), 0)
+    at, rank = first, tl.zeros((KEYS,), dtype=tl.int32)
+    before, equal = tl.zeros_like(rank), tl.zeros_like(rank)
+    while at < end:
+        others = at + tl.arange(0, _OTHERS)
+        other = tl.load(mixed_ptr + others, mask=others < end, other=_MOST)[None, :]
+        less = other < key[:, None]
+        rank += tl.sum(less.to(tl.int32), 1)
+        before += tl.sum((less & (other >> 4 == (key >> 4)[:, None])).to(tl.int32), 1)
+        equal += tl.sum((other == key[:, None]).to(tl.int32), 1)
+        at += _OTHERS
+    tl.store(key_ptr + first + rank, key, mask=inside)
+    if order_ptr is not None:
+        tl.store(order_ptr + first + rank, tl.load(mixed_order_ptr + offs, mask=inside, other=0), mask=inside)
+    repeated = inside & (equal > 1)
+    tl.atomic_max(table_ptr + _ODD, tl.max(repeated.to(tl.int64), 0), sem="relaxed")
+    count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+    one = tl.full((KEYS,), 1, tl.int64)
+    tl.atomic_add(count_ptr + window, one, mask=inside & (before == 0), sem="relaxed")
 
 
-@triton.jit
-def _entry(number_ptr, offs, inside):
-    # the entry of each key, and whether the key is its first
-    number = tl.load(number_ptr + offs, mask=inside, other=0)
-    before = tl.load(number_ptr + offs - 1, mask=inside & (offs > 0), other=0)
-    return number - 1, inside & (number != before)
-
-
-# Bounds and tasks of the windows.
-#   grid      (cdiv(count, BLOCK),): windows of both directions, or of the first if the second is the same
-#   reads     task int64 [count], sorted; ptr int32 [count + 1]
-#   writes    ptr int32 [windows + 1], tasks int32 [windows, 4] of each direction
-@triton.jit(do_not_specialize=["count", "num_windows", "middle"])
-def tasks_kernel(
-    out_ptr, out_tasks_ptr, back_ptr, back_tasks_ptr, task_ptr, ptr_ptr, count, num_windows, middle,
-    BLOCK: tl.constexpr,
+# Sums of COUNT over the windows before each; of entries also the order of the tasks.
+#   grid      (cdiv(all_windows, KEYS),), and with key at least (cdiv(num_edges, BLOCK),)
+#   reads     COUNT; key int64 [2 * num_edges], sorted, or None
+#   writes    without key: BEGIN, crowded (the most edges of a window)
+#             with key:    PTR; longest (the most entries of a window), middle and total (entries of the
+#                          forward direction, and of both); PLACE, by direction, longest first, by window, if
+#                          RANKED, else a number that sorts so; lopsided (the directions differ)
+@triton.jit(do_not_specialize=["num_edges", "num_windows", "all_windows"])
+def sums_kernel(
+    table_ptr, key_ptr, num_edges, num_windows, all_windows, RANKED: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < count
-    forward, backward = inside & (offs < num_windows), inside & (offs >= num_windows)
-    end = tl.load(ptr_ptr + offs + 1, mask=inside, other=0)
-    tl.store(out_ptr + offs + 1, end, mask=forward)
-    tl.store(back_ptr + offs - num_windows + 1, end - middle, mask=backward)
-    tl.store(out_ptr + offs, tl.zeros_like(offs), mask=forward & (offs == 0))
-    tl.store(back_ptr + offs - num_windows, tl.zeros_like(offs), mask=backward & (offs == num_windows))
-    window = tl.load(task_ptr + offs, mask=inside, other=0).to(tl.int32)  # its lower half
-    begin = tl.load(ptr_ptr + window, mask=inside, other=0)
-    end = tl.load(ptr_ptr + window + 1, mask=inside, other=0)
-    _store_task(out_tasks_ptr, offs, window, begin, end, forward)
-    own = offs - num_windows
-    _store_task(back_tasks_ptr, own, window - num_windows, begin - middle, end - middle, backward)
+    start = tl.program_id(0) * KEYS
+    if start < all_windows:
+        count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+        window = (start + tl.arange(0, KEYS)).to(tl.int64)
+        inside = window < all_windows
+        count = tl.load(count_ptr + window, mask=inside, other=0)
+        total, at = tl.zeros((1,), tl.int64), 0
+        while at < start:
+            others = at + tl.arange(0, _WIDE)
+            total += tl.sum(tl.load(count_ptr + others, mask=others < start, other=0), 0)
+            at += _WIDE
+        end = total + tl.cumsum(count, 0)
+        sum_ptr = _of_windows(table_ptr, _BEGIN if key_ptr is None else _PTR, all_windows)
+        tl.store(sum_ptr + window, end - count, mask=inside)
+        tl.store(sum_ptr + window + 1, end, mask=window == all_windows - 1)
+        most_ptr = table_ptr + (_CROWDED if key_ptr is None else _LONG)
+        tl.atomic_max(most_ptr, tl.max(count, 0), sem="relaxed")
+        if key_ptr is not None:
+            fact_ptr = table_ptr + tl.zeros_like(window)
+            tl.store(fact_ptr + _MIDDLE, end, mask=window == num_windows - 1)
+            tl.store(fact_ptr + _TOTAL, end, mask=window == all_windows - 1)
+            place = _task(count, window, num_windows)
+            if RANKED:
+                own, place, at = place, tl.zeros_like(place), 0
+                while at < all_windows:
+                    others = (at + tl.arange(0, _OTHERS)).to(tl.int64)
+                    live = others < all_windows
+                    other = _task(tl.load(count_ptr + others, mask=live, other=0), others, num_windows)
+                    place += tl.sum(((other[None, :] < own[:, None]) & live[None, :]).to(tl.int64), 1)
+                    at += _OTHERS
+            tl.store(_of_windows(table_ptr, _PLACE, all_windows) + window, place, mask=inside)
+    if key_ptr is not None:
+        offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        forward = offs < num_edges
+        key = tl.load(key_ptr + offs, mask=forward, other=0)
+        mirrored = tl.load(key_ptr + num_edges + offs, mask=forward, other=0)
+        lopsided = forward & (key + (num_windows.to(tl.int64) << _PLACE_BITS) != mirrored)
+        tl.atomic_max(table_ptr + _LOPSIDED, tl.max(lopsided.to(tl.int64), 0), sem="relaxed")
 
 
 @triton.jit
-def _store_task(tasks_ptr, task, window, begin, end, mask):
-    at = tasks_ptr + task.to(tl.int64) * 4
-    tl.store(at, window, mask=mask)
-    tl.store(at + 1, begin, mask=mask)
-    tl.store(at + 2, end, mask=mask)
-    tl.store(at + 3, tl.full(task.shape, -1, tl.int32), mask=mask)
+def _task(count, window, num_windows):
+    return tl.where(window >= num_windows, _BACKWARD, 0) | ((_LONGEST - count) << 32) | window
+
+
+# Lays out packed tensors: what their headers say is to be in them.
+#   grid      (windows of the longer direction, directions): one program = one window; one direction if
+#             the second holds the same
+#   reads     headers int32 [2, 64]: of windows or window_edges, and of rows or row_edges; key int64
+#             [2 * num_edges], sorted; order int32, the edge of each, if there are window_edges; the table
+#   writes    windows int32, and masks int16, the same memory; rows; window_edges; row_edges, unless None
+@triton.jit(do_not_specialize=["num_edges", "num_rows", "back_rows", "num_windows", "all_windows"])
+def lay_kernel(
+    windows_ptr, masks_ptr, rows_ptr, window_edges_ptr, row_edges_ptr, headers_ptr, key_ptr, order_ptr, table_ptr,
+    num_edges, num_rows, back_rows, num_windows, all_windows, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    window, back = tl.program_id(0), tl.program_id(1)
+    first_header, second_header = headers_ptr, headers_ptr + _HEADER
+    if window == 0:
+        if windows_ptr is not None:
+            _begin(windows_ptr, first_header, back, 5)
+            _begin(rows_ptr, second_header, back, 4)
+            entries = _length(first_header, back * 5 + 3)
+            out_ptr = masks_ptr + 2 * _start(first_header, back * 5 + 4) + entries  # two masks in one int32
+            tl.store(out_ptr, tl.zeros_like(entries).to(tl.int16), mask=entries % 2 > 0)
+        else:
+            _begin(window_edges_ptr, first_header, back, 2)
+            _begin(row_edges_ptr, second_header, back, 1)
+    listed = window + back * num_windows  # in the table
+    num_rows = tl.where(back > 0, back_rows, num_rows)
+    if window * _WINDOW >= num_rows:
+        return
+    begin_ptr = _of_windows(table_ptr, _BEGIN, all_windows) + listed
+    begin, end = tl.load(begin_ptr).to(tl.int32), tl.load(begin_ptr + 1).to(tl.int32)
+    ptr_ptr = _of_windows(table_ptr, _PTR, all_windows) + listed
+    middle = back * tl.load(table_ptr + _MIDDLE).to(tl.int32)
+    entry, last = tl.load(ptr_ptr).to(tl.int32) - middle, tl.load(ptr_ptr + 1).to(tl.int32) - middle
+    skipped = back * num_edges
+    offset = tl.arange(0, _WINDOW)
+    row = window * _WINDOW + offset
+    if windows_ptr is not None:
+        out_ptr = windows_ptr + _start(first_header, back * 5)
+        tl.store(out_ptr + window, entry)
+        tl.store(out_ptr + window + 1, last, mask=window * _WINDOW + _WINDOW >= num_rows)
+        task = tl.load(_of_windows(table_ptr, _PLACE, all_windows) + listed) - back * num_windows
+        task_ptr = windows_ptr + _start(first_header, back * 5 + 1) + task * 4
+        tl.store(task_ptr, window)
+        tl.store(task_ptr + 1, entry)
+        tl.store(task_ptr + 2, last)
+        tl.store(task_ptr + 3, -1)
+    # where each row begins
+    count, at = tl.zeros((_WINDOW,), tl.int32), begin
+    while at < end:
+        offs = at + tl.arange(0, COLUMNS)
+        key = tl.load(key_ptr + offs, mask=offs < end, other=0)
+        count += tl.sum(_bits(key, offset, offs < end), 1)
+        at += COLUMNS
+    row_end = begin - skipped + tl.cumsum(count, 0)
+    place = row_end - count
+    if rows_ptr is not None:
+        out_ptr = rows_ptr + _start(second_header, back * 4)
+        tl.store(out_ptr + row, place, mask=row < num_rows)
+        tl.store(out_ptr + row + 1, row_end, mask=row == num_rows - 1)
+    at = begin
+    while at < end:
+        offs = at + tl.arange(0, COLUMNS)
+        live = offs < end
+        key = tl.load(key_ptr + offs, mask=live, other=0)
+        earlier = tl.load(key_ptr + offs - 1, mask=live & (offs > begin), other=-1)
+        new = live & (key >> 4 != earlier >> 4)
+        number = entry + tl.cumsum(new.to(tl.int32), 0) - 1
+        entry += tl.sum(new.to(tl.int32), 0)
+        column = ((key >> 4) & _COLUMN_MASK).to(tl.int32)
+        bit = _bits(key, offset, live)
+        within = place[:, None] + tl.cumsum(bit, 1) - bit
+        place += tl.sum(bit, 1)
+        if windows_ptr is not None:
+            mask = tl.full((COLUMNS,), 1, tl.int32) << (key & 15).to(tl.int32)
+            for further in tl.range(1, _WINDOW):  # an entry has at most an edge of each row
+                other = tl.load(key_ptr + offs + further, mask=offs + further < end, other=-1)
+                mask |= tl.where(other >> 4 == key >> 4, 1 << (other & 15).to(tl.int32), 0)
+            tl.store(windows_ptr + _start(first_header, back * 5 + 3) + number, column, mask=new)
+            out_ptr = masks_ptr + 2 * _start(first_header, back * 5 + 4)
+            tl.store(out_ptr + number, mask.to(tl.int16), mask=new)
+        if rows_ptr is not None:
+            out_ptr = rows_ptr + _start(second_header, back * 4 + 3)
+            tl.store(out_ptr + within, tl.broadcast_to(column[None, :], bit.shape), mask=bit != 0)
+        if order_ptr is not None:
+            edge = tl.load(order_ptr + offs, mask=live, other=0)
+            out_ptr = window_edges_ptr + _start(first_header, back * 2)
+            tl.store(out_ptr + number, offs - skipped, mask=new)
+            tl.store(out_ptr + number + 1, offs + 1 - skipped, mask=live & (offs - skipped == num_edges - 1))
+            tl.store(window_edges_ptr + _start(first_header, back * 2 + 1) + offs - skipped, edge, mask=live)
+            out_ptr = row_edges_ptr + _start(second_header, back)
+            tl.store(out_ptr + within, tl.broadcast_to(edge[None, :], bit.shape), mask=bit != 0)
+        at += COLUMNS
+
+
+@triton.jit
+def _start(header_ptr, section):
+    return tl.load(header_ptr + _SECTIONS + 2 * section) * _ALIGN
+
+
+@triton.jit
+def _length(header_ptr, section):
+    return tl.load(header_ptr + _SECTIONS + 2 * section + 1)
+
+
+@triton.jit
+def _begin(packed_ptr, header_ptr, back, SECTIONS: tl.constexpr):
+    # the header, and the end of the last line of each section of a direction, which is 0 behind its numbers
+    offs = tl.arange(0, _HEADER)
+    tl.store(packed_ptr + offs, tl.load(header_ptr + offs))
+    behind = tl.arange(0, _ALIGN)
+    for section in tl.static_range(SECTIONS):
+        number = back * SECTIONS + section
+        length = _length(header_ptr, number)
+        at = length // _ALIGN * _ALIGN + behind
+        out_ptr = packed_ptr + _start(header_ptr, number)
+        tl.store(out_ptr + at, tl.zeros_like(at), mask=(at >= length) & (length % _ALIGN > 0))
+
+
+@triton.jit
+def _bits(key, offset, live):
+    # [WINDOW, COLUMNS] of 0 and 1: the row of each key
+    return (((key & 15).to(tl.int32)[None, :] == offset[:, None]) & live[None, :]).to(tl.int32)
 
 
 # Edges and self-loops of every row.
@@ -260,7 +400,7 @@ def _store_task(tasks_ptr, task, window, begin, end, mask):
 #   reads     ptr, column, mask of the windows of each direction
 #   writes    count, loops int64 [num_rows + back_rows], rows of the transpose last
 @triton.jit(do_not_specialize=["num_rows", "back_rows"])
-def count_kernel(
+def degrees_kernel(
     count_ptr, loops_ptr, ptr_ptr, column_ptr, mask_ptr, back_ptr, back_column_ptr, back_mask_ptr,
     num_rows, back_rows, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -276,61 +416,12 @@ def count_kernel(
     while at < end:
         offs = at + tl.arange(0, COLUMNS)
         column = tl.load(column_ptr + offs, mask=offs < end, other=0)
-        bit = _bits(mask_ptr, offs, offset, end)
+        bit = _mask_bits(mask_ptr, offs, offset, end)
         count += tl.sum(bit, 1)
         loops += tl.sum(tl.where(column[None, :] == row[:, None], bit, 0), 1)
         at += COLUMNS
     tl.store(count_ptr + row, count.to(tl.int64), mask=inside)
     tl.store(loops_ptr + row, loops.to(tl.int64), mask=inside)
-
-
-# Entries -> rows, one by one: the columns of each row, or the numbers of its edges.
-#   grid      (windows of the longer direction, directions): one program = one window
-#   reads     ptr, column, mask of the windows of each direction; count int64, and end, its running sum, in
-#             which the transpose has its rows from back_row on and `skipped` edges before them;
-#             first int32 [num_entries + 1] and perm int32 [num_edges], the edges of the entries, or None
-#   writes    out int32 [num_edges]: of each edge, row by row, the column or, with perm, the number;
-#             out_ptr int32 [num_rows + 1], where each row begins, unless None
-@triton.jit(do_not_specialize=["num_rows", "back_rows", "back_row", "skipped"])
-def rows_kernel(
-    out_ptr, back_out_ptr, out_ptr_ptr, back_out_ptr_ptr, ptr_ptr, column_ptr, mask_ptr,
-    back_ptr, back_column_ptr, back_mask_ptr, first_ptr, perm_ptr, back_first_ptr, back_perm_ptr,
-    count_ptr, end_ptr, num_rows, back_rows, back_row, skipped, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    if tl.program_id(1) > 0:
-        count_ptr += back_row
-        end_ptr += back_row
-        ptr_ptr, column_ptr, mask_ptr, num_rows = back_ptr, back_column_ptr, back_mask_ptr, back_rows
-        out_ptr = back_out_ptr
-        if out_ptr_ptr is not None:
-            out_ptr_ptr = back_out_ptr_ptr
-        if perm_ptr is not None:
-            first_ptr, perm_ptr = back_first_ptr, back_perm_ptr
-    else:
-        skipped = 0
-    offset = tl.arange(0, _WINDOW)
-    row = tl.program_id(0) * _WINDOW + offset
-    inside = row < num_rows
-    last = tl.load(end_ptr + row, mask=inside, other=0).to(tl.int32) - skipped
-    place = last - tl.load(count_ptr + row, mask=inside, other=0).to(tl.int32)
-    if out_ptr_ptr is not None:
-        tl.store(out_ptr_ptr + row, place, mask=inside)
-        tl.store(out_ptr_ptr + row + 1, last, mask=row == num_rows - 1)
-    at, end = _window(ptr_ptr, tl.program_id(0), num_rows)
-    while at < end:
-        offs = at + tl.arange(0, COLUMNS)
-        bit = _bits(mask_ptr, offs, offset, end)
-        live = bit != 0
-        if perm_ptr is not None:  # edges of an entry are in the order of their rows
-            first = tl.load(first_ptr + offs, mask=offs < end, other=0)
-            edge = first[None, :] + tl.cumsum(bit, 0) - bit
-            value = tl.load(perm_ptr + edge, mask=live, other=0)
-        else:
-            column = tl.load(column_ptr + offs, mask=offs < end, other=0)
-            value = tl.broadcast_to(column[None, :], bit.shape)
-        tl.store(out_ptr + place[:, None] + tl.cumsum(bit, 1) - bit, value, mask=live)
-        place += tl.sum(bit, 1)
-        at += COLUMNS
 
 
 @triton.jit
@@ -343,29 +434,7 @@ def _window(ptr_ptr, window, num_rows):
 
 
 @triton.jit
-def _bits(mask_ptr, offs, offset, end):
+def _mask_bits(mask_ptr, offs, offset, end):
     # [WINDOW, COLUMNS] of 0 and 1: which rows use which entries
     mask = tl.load(mask_ptr + offs, mask=offs < end, other=0).to(tl.int32)
     return (mask[None, :] >> offset[:, None]) & 1
-
-
-# The caller's edges in the order of the entries.
-#   grid      (cdiv(2 * num_edges, BLOCK),)
-#   reads     order int64 [2 * num_edges], which edge each sorted key was; number as above
-#   writes    first int32 [entries + 1], perm int32 [num_edges] of each direction
-@triton.jit(do_not_specialize=["num_edges", "middle"])
-def edges_kernel(
-    first_ptr, perm_ptr, back_first_ptr, back_perm_ptr, order_ptr, number_ptr, num_edges, middle,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    forward, backward = offs < num_edges, (offs >= num_edges) & (offs < 2 * num_edges)
-    order = tl.load(order_ptr + offs, mask=forward | backward, other=0).to(tl.int32)
-    tl.store(perm_ptr + offs, order, mask=forward)
-    tl.store(back_perm_ptr + offs - num_edges, order - num_edges, mask=backward)
-    entry, new = _entry(number_ptr, offs, forward | backward)
-    tl.store(first_ptr + entry, offs, mask=new & forward)
-    tl.store(first_ptr + entry + 1, offs + 1, mask=offs == num_edges - 1)
-    tl.store(back_first_ptr + entry - middle, offs - num_edges, mask=new & backward)
-    last = offs == 2 * num_edges - 1
-    tl.store(back_first_ptr + entry - middle + 1, offs + 1 - num_edges, mask=last)

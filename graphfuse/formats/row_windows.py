@@ -13,7 +13,7 @@ from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.lasting import lasting
+from graphfuse.formats.lasting import lasting, make_lasting
 from graphfuse.formats.reorder import check_method
 from graphfuse.formats.structure import Structure, build_structure
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, to_edge_index, walk, walks
@@ -233,7 +233,7 @@ class RowWindows:
         if key not in memo:
             with self._structure.lock:
                 if key not in memo:
-                    memo[key] = lasting(make)()
+                    memo[key] = make_lasting(make)
         return memo[key]
 
     def edges_per_row(self) -> Tensor:

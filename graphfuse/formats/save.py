@@ -48,7 +48,7 @@ def save_windows(path: PathLike, windows: RowWindows, edge_list: bool = True) ->
 
     state = windows.__getstate__()
     parts = {name: state[name].detach().cpu() for name in PARTS if name in state}
-    scalars = packing.unpack(state["windows"]).scalars
+    scalars = packing.scalars_of(state["windows"])
     fields = {
         "format": _FORMAT,
         "schema": packing.header_of(state["windows"])[0],

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from graphfuse.formats import build, inputs, quick, reorder
 from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.lasting import lasting
+from graphfuse.formats.lasting import make_lasting
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walk, edge_order, walk
 
@@ -30,7 +30,8 @@ class Structure:
         self.windows = windows
         scalars = self.scalars
         self.num_edges = scalars.num_edges
-        entries = [walk(windows, transposed).num_entries for transposed in (False, True)]
+        lengths = packing.lengths_of(windows)
+        entries = lengths[3], lengths[len(lengths) // 2 + 3]
         num_dst, num_src = scalars.num_dst, scalars.num_src
         # (num_dst, num_src, num_edges, num_entries) of each direction
         self.sizes = (
@@ -52,7 +53,7 @@ class Structure:
     @property
     def scalars(self) -> packing.Scalars:
         """Sizes, known on the host."""
-        return packing.unpack(self.windows).scalars
+        return packing.scalars_of(self.windows)
 
     def packed(self) -> dict[str, Tensor]:
         """The packed tensors built so far, by attribute."""
@@ -73,15 +74,14 @@ class Structure:
             with self.lock:
                 built = getattr(self, name)
                 if built is None:
-                    built = lasting(_MAKERS[name])(self)
+                    built = make_lasting(_MAKERS[name], self)
                     setattr(self, name, built)
         return built
 
     def row_counts(self) -> tuple[Tensor, Tensor] | None:
         """What :func:`.quick.count_rows` says, once; ``None`` where that does not suit."""
         if "row_counts" not in self.memo:
-            suits = quick.suits_rows(self.windows)
-            self.memo["row_counts"] = quick.count_rows(self.windows) if suits else None
+            self.memo["row_counts"] = quick.count_rows(self.windows)
         found: tuple[Tensor, Tensor] | None = self.memo["row_counts"]
         return found
 
@@ -139,7 +139,9 @@ def build_structure(edge_index: Tensor, num_src: int, num_dst: int, method: str 
     if method == "natural" and quick.suits(edge_index, edge_index.size(1), num_src, num_dst):
         found = quick.build_windows(edge_index, num_src, num_dst)
         if found is not None:
-            return Structure(*found, edge_index.detach())
+            structure = Structure(found.windows, found.fingerprint, edge_index.detach())
+            structure.rows = found.rows
+            return structure
     with _progress() as bar:
         bar.set_description("row windows: check")
         inputs.check_indices(edge_index, num_src, num_dst)
@@ -205,9 +207,6 @@ def _window_sections(half: build.Direction, ordered: bool) -> list[Tensor]:
 
 
 def _build_rows(structure: Structure) -> Tensor:
-    counts = structure.row_counts()
-    if counts is not None:
-        return quick.build_rows(structure.windows, counts[0])
     scalars = structure.scalars
     split = build.row_slice_length(scalars.num_edges, scalars.slots_dst + scalars.slots_src > 0)
     sections, slots = _row_sections(walk(structure.windows, False), split)
@@ -234,11 +233,12 @@ def _build_window_edges(structure: Structure) -> Tensor:
     sizes = (scalars.num_edges, scalars.num_src, scalars.num_dst)
     ordered = packing.is_ordered(structure.windows)
     if given is not None and not ordered and quick.suits(structure.windows, *sizes):
-        found = quick.build_window_edges(
+        found = quick.build_edges(
             structure.windows, given.to(structure.windows.device), structure.fingerprint
         )
         if found is not None:
-            return found
+            structure.row_edges = found[1]
+            return found[0]
     source = structure.edge_index()
     sections: list[Tensor] = []
     for transposed in (False, True):
@@ -256,16 +256,16 @@ def _build_window_edges(structure: Structure) -> Tensor:
 
 
 def _build_row_edges(structure: Structure) -> Tensor:
-    counts = structure.row_counts()
-    if counts is not None:
-        return quick.build_row_edges(structure.windows, counts[0], structure.lazy("window_edges"))
+    of_windows = structure.lazy("window_edges")
+    if structure.row_edges is not None:
+        return structure.row_edges  # the quick build makes both
     sections: list[Tensor] = []
     for transposed in (False, True):
         w = walk(structure.windows, transposed)
         assert w.row_mask is not None
         row, _ = build.decode(w.ptr, w.column, w.row_mask, w.row_index)
         order = torch.sort(row.to(torch.int32), stable=True).indices
-        sections.append(edge_order(structure.lazy("window_edges"), transposed).perm[order])
+        sections.append(edge_order(of_windows, transposed).perm[order])
     return packing.pack(packing.ROW_EDGES, structure.scalars, sections)
 
 

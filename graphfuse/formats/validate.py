@@ -53,11 +53,11 @@ def check_parts(parts: dict[str, Tensor], edge_index: Tensor | None) -> None:
         parts: ``windows`` and perhaps ``rows``, ``window_edges`` and ``row_edges``, sections within.
         edge_index: The edges they were built from, on their device; ``None`` if nobody knows them.
     """
-    scalars = packing.unpack(parts["windows"]).scalars
+    scalars = packing.scalars_of(parts["windows"])
     sizes = scalars[:3]
     _require(min(sizes) >= 0, f"the header must hold sizes of 0 or more (got {list(sizes)})")
     for name, packed in parts.items():
-        of_part = packing.unpack(packed).scalars
+        of_part = packing.scalars_of(packed)
         _require(of_part[:3] == sizes, f"{name}: the header must hold {list(sizes)} (got {of_part[:3]})")
         agrees = of_part.symmetric == scalars.symmetric and scalars.symmetric in (0, 1)
         _require(agrees, f"{name}: `symmetric` must be 0 or 1 and that of the windows")

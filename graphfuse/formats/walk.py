@@ -45,6 +45,7 @@ class Walk(NamedTuple):
 
 
 _WALKS: ByTensor[dict[bool, Walk]] = ByTensor()  # the directions of packed tensors
+_NO_COPIES: ByTensor[bool] = ByTensor()  # packed tensors in which no edge is repeated, if that is known
 _LOCK = threading.RLock()
 
 
@@ -70,6 +71,8 @@ def walk(packed: Tensor, transposed: bool) -> Walk:
 def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
     kind, scalars, sections = packing.unpack(packed)
     derived = other.derived if other is not None and scalars.symmetric else {}
+    if _NO_COPIES.get(packed):
+        derived["copies"] = None
     rows, cols = scalars.num_dst, scalars.num_src
     split, slots = scalars.split_dst, scalars.slots_dst
     if transposed:
@@ -95,6 +98,12 @@ def to_edge_index(w: Walk) -> Tensor:
         return torch.stack([w.column.long(), row])
     row, column = decode(w.ptr, w.column, w.row_mask, w.row_index)
     return torch.stack([column, row])
+
+
+def know_no_copies(packed: Tensor) -> None:
+    """Tells that no edge of ``packed`` is repeated, so that :func:`copies` need not look."""
+    with _LOCK:
+        _NO_COPIES[packed] = True
 
 
 def copies(w: Walk) -> Tensor | None:

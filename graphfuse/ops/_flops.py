@@ -17,7 +17,7 @@ from graphfuse.ops import _aggregate, additive, attention, gate, sddmm  # noqa: 
 
 
 def _num_edges(graph: Tensor) -> int:
-    return graph.size(1) if graph.dim() == 2 else packing.unpack(graph).scalars.num_edges
+    return graph.size(1) if graph.dim() == 2 else packing.scalars_of(graph).num_edges
 
 
 def _pairs(graph: Tensor, rows: int, cols: int, self_loops: bool) -> int:

@@ -101,7 +101,7 @@ def test_what_is_left_to_the_other_build(device: torch.device, monkeypatch: pyte
     hub, size = GRAPHS["hub"](device)
     assert quick.build_windows(hub, *size) is None  # a window of 99 entries is cut into slices
     record = RowWindows.from_edge_index(hub, size)
-    assert not quick.suits_rows(record.packed_windows)
+    assert quick.count_rows(record.packed_windows) is None
     assert record.row_walk().num_slots > 0 and same(hub, *size) is False
 
 
@@ -145,27 +145,13 @@ def test_edited_edges_have_no_order(device: torch.device, monkeypatch: pytest.Mo
             record.window_edges()
 
 
-@pytest.mark.parametrize("count", [1, 31, 33, 128, 129, 700])
-def test_few_keys_are_ranked_as_they_sort(
-    count: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bits = torch.randint(1 << 40, (count,), device=device) << 20
-    keys = (bits | torch.arange(count, device=device))[torch.randperm(count, device=device)]
-    wanted = torch.sort(keys).values
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "sort", lambda *_: pytest.fail("a launch for each digit"))
-        assert torch.equal(quick._in_order(keys), wanted)
-    monkeypatch.setattr(quick, "_RANKED", count - 1)
-    assert torch.equal(quick._in_order(keys), wanted)
-
-
 class Counter(TorchDispatchMode):
     """Counts operations that launch: all but views and those that look at no values; kernels too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.names: list[str] = []
-        kind = type(quick._kernels().keys_kernel)
+        kind = type(quick._kernels().lay_kernel)
         run = kind.run
 
         def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:

@@ -199,12 +199,19 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
 
 
 def building() -> Iterator[Case]:
-    longs = ("key_ptr", "facts_ptr", "edge_ptr", "task_ptr", "order_ptr", "count_ptr", "loops_ptr", "end_ptr")
-    pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(("mask_ptr", "back_mask_ptr"), "*i16")
+    longs = ("table_ptr", "edge_ptr", "key_ptr", "mixed_ptr", "count_ptr", "loops_ptr")
+    shorts = ("mask_ptr", "back_mask_ptr", "masks_ptr")
+    pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(shorts, "*i16")
     constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "COLUMNS", "KEYS")}
-    bounds = ("out_ptr_ptr", "back_out_ptr_ptr")
-    orders = ("first_ptr", "perm_ptr", "back_first_ptr", "back_perm_ptr")
-    without = {"keys_kernel": ((), ("key_ptr",)), "rows_kernel": (bounds, orders)}
+    constants |= {"COUNTED": True, "RANKED": True}
+    orders = ("order_ptr", "mixed_order_ptr", "window_edges_ptr", "row_edges_ptr")
+    graph = ("windows_ptr", "masks_ptr", "rows_ptr")
+    without = {
+        "keys_kernel": ((), orders[:1]),
+        "sort_kernel": ((), orders[:2]),
+        "sums_kernel": ((), ("key_ptr",)),
+        "lay_kernel": (graph, (orders[0], *orders[2:])),
+    }
     for name, kernel in vars(quick_kernels).items():
         for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
             args = kernel.arg_names
