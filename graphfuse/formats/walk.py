@@ -69,8 +69,10 @@ def walk(packed: Tensor, transposed: bool) -> Walk:
 
 
 def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
+    if other is not None and packing.scalars_of(packed).symmetric:
+        return other._replace(plans={})
     kind, scalars, sections = packing.unpack(packed)
-    derived = other.derived if other is not None and scalars.symmetric else {}
+    derived: dict[str, Tensor | None] = {}
     if _NO_COPIES.get(packed):
         derived["copies"] = None
     rows, cols = scalars.num_dst, scalars.num_src
