@@ -100,19 +100,20 @@ class Layout(NamedTuple):
     shared: Sequence[int] | None  # of each section, the first that is stored in its place; None: each is
 
 
-def blank(layouts: Sequence[Layout], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Headers, ``int32[num_layouts, 64]``, and memory for what :func:`pack` would return for such sections.
+def blank(
+    layouts: Sequence[Layout], device: torch.device
+) -> tuple[list[tuple[int, ...]], list[Tensor]]:
+    """Headers, up to the last section, and memory for what :func:`pack` would return for such sections.
 
     Nothing is written to that memory: neither the header nor the zeros behind each section.
     """
-    headers, tensors = list[int](), list[Tensor]()
+    headers, tensors = list[tuple[int, ...]](), list[Tensor]()
     for kind, scalars, lengths, shared in layouts:
         header, length = _lay_out(kind, scalars, lengths, shared or range(len(lengths)))
         tensors.append(torch.empty(length, dtype=torch.int32, device=device))
         _remember(tensors[-1], header)
-        headers += header
-    # pageable memory: the call has read it when it returns, and need not wait for the GPU
-    return _as_tensor(headers).view(-1, _HEADER).to(device, non_blocking=True), tensors
+        headers.append(tuple(header[: _SCALARS + 2 * len(lengths)]))
+    return headers, tensors
 
 
 def _lay_out(
@@ -138,7 +139,7 @@ def is_ordered(windows: Tensor) -> bool:
     return header_of(windows)[0] == ORDERED_SCHEMA
 
 
-def _as_tensor(header: Sequence[int]) -> Tensor:
+def _as_tensor(header: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.array(header, dtype=np.int32))  # sooner than torch.tensor
 
 

@@ -118,8 +118,8 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
         ),
     )
     headers, (windows, rows) = packing.blank(layouts, edge_index.device)
-    outputs = (windows, windows.view(torch.int16), rows, None, None, headers)
-    _lay(outputs, found, scalars, 1 if symmetric else 2)
+    outputs = (windows, windows.view(torch.int16), rows, None, None)
+    _lay(outputs, headers, found, scalars, 1 if symmetric else 2)
     for packed in (windows, rows):
         know_no_copies(packed)
     return Built(windows, rows, facts.fingerprint)
@@ -145,7 +145,7 @@ def build_edges(windows: Tensor, edge_index: Tensor, key: int) -> tuple[Tensor, 
             packing.Layout(packing.ROW_EDGES, scalars, [num_edges] * 2, None),
         )
         headers, (of_windows, of_rows) = packing.blank(layouts, windows.device)
-        _lay((None, None, None, of_windows, of_rows, headers), found, scalars, 2)
+        _lay((None, None, None, of_windows, of_rows), headers, found, scalars, 2)
     return of_windows, of_rows
 
 
@@ -197,10 +197,10 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
         orders = torch.empty(2, 2 * num_edges, dtype=torch.int32, device=device).unbind()
     sizes = (num_edges, num_windows, all_windows)
     ranked = all_windows <= _RANKED
-    grid = -(-all_windows // kernels.KEYS)
+    grid = -(-all_windows // kernels.SPAN)
     _over_edges(kernels.edges_kernel, (table,), edge_index, num_src, num_dst, True)
     kernels.launch(
-        *(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.KEYS)
+        *(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.SPAN)
     )
     _over_edges(kernels.keys_kernel, (mixed, orders[0], table), edge_index, num_src, num_dst)
     kernels.launch(
@@ -209,7 +209,7 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
     )
     grid = max(grid, -(-num_edges // kernels.BLOCK))
     kernels.launch(
-        *(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.KEYS)
+        *(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.SPAN)
     )
     if not ranked:
         place = table[kernels.FACTS + 3 * (all_windows + 1) :][:all_windows]
@@ -219,11 +219,15 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
 
 
 def _lay(
-    outputs: tuple[Tensor | None, ...], found: _Sorted, scalars: packing.Scalars, directions: int
+    outputs: tuple[Tensor | None, ...],
+    headers: list[tuple[int, ...]],
+    found: _Sorted,
+    scalars: packing.Scalars,
+    directions: int,
 ) -> None:
     kernels, num_windows = _kernels(), _windows_of(scalars.num_dst)
     kernels.launch(
-        *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs),
+        *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs, *headers),
         *(found.key, found.order, found.table, scalars.num_edges, scalars.num_dst, scalars.num_src),
         *(num_windows, num_windows + _windows_of(scalars.num_src), kernels.COLUMNS),
         warps=1,

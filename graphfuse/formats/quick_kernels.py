@@ -26,10 +26,12 @@ from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 
 BLOCK = 512  # edges of a program, where they are one by one
 COLUMNS = 32  # edges or entries of a window that are looked at together
-KEYS = 32  # keys or windows that a program compares with others
+KEYS = 32  # keys that a program compares with others
+SPAN = 8  # windows that a program compares with others
 FACTS = 8  # numbers at the start of the table
 CROWD = 1 << 14  # edges of a window, at most: to sort them takes their square
-_OTHERS = tl.constexpr(128)  # that they are compared with at a time
+_NEAR = tl.constexpr(32)  # keys that they are compared with at a time
+_OTHERS = tl.constexpr(512)  # windows, likewise
 _WIDE = tl.constexpr(1024)  # numbers that are summed at a time
 _WINDOW = tl.constexpr(WINDOW)
 _PLACE_BITS = tl.constexpr(32)  # of a key below the window: 28 of the column, 4 of the row
@@ -63,42 +65,40 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     Args:
         kernel: One of this module.
         grid: Its programs.
-        arguments: Tensors, of which some may be ``None``, numbers and, last, the ``constexpr`` ones.
+        arguments: Tensors, of which some may be ``None``, numbers, headers (tuples of 32-bit integers) and, last,
+            the ``constexpr`` ones.
         warps: Warps of a program.
     """
     index = None if _INTERPRETING else torch.cuda.current_device()
-    key = (kernel.fn, index, *[  # what Triton tells apart, where numbers are not specialised
-        one if one is None or type(one) is bool
-        else -(2**31) <= one < 2**31 if type(one) is int
-        else (one.dtype, one.data_ptr() & 15 == 0)
-        for one in arguments
-    ])  # fmt: skip
-    if key in _COMPILED:
-        run, function, metadata, _ = _COMPILED[key]
+    key, plain = [kernel.fn, index], list[Any]()
+    for one in arguments:  # what Triton tells apart, where numbers are not specialised
+        kind = type(one)
+        if kind is int:
+            key.append(-(2**31) <= one < 2**31)
+        elif one is None or kind is bool:
+            key.append(one)
+        elif kind is tuple:
+            key.append(len(one))
+        else:  # of a tensor it would ask the driver where that lies
+            one, dtype = one.data_ptr(), one.dtype
+            key.append((dtype, one & 15 == 0))
+        plain.append(one)
+    found = _COMPILED.get(tuple(key))
+    if found is not None:
+        run, function, metadata, _ = found
         stream = triton.runtime.driver.active.get_current_stream(index)
-        # no launch hooks
-        run(
-            grid[0],
-            grid[1] if len(grid) > 1 else 1,
-            1,
-            stream,
-            function,
-            metadata,
-            None,
-            None,
-            None,
-            *arguments,
-        )
+        columns, rows = grid if len(grid) > 1 else (*grid, 1)
+        run(columns, rows, 1, stream, function, metadata, None, None, None, *plain)  # no launch hooks
         return
     compiled = kernel[grid](*arguments, num_warps=warps, enable_fp_fusion=True)  # 3.9 warns if it is not told
     if not _INTERPRETING:
         # the last is there to stay alive: with it Triton 3.8 unloads its function
-        _COMPILED[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
+        _COMPILED[tuple(key)] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
 
 @triton.jit
 def _of_windows(table_ptr, part, all_windows):
-    return table_ptr + _FACTS + part * (all_windows + 1)
+    return table_ptr + _FACTS + part * (all_windows.to(tl.int64) + 1)
 
 
 @triton.jit
@@ -198,25 +198,26 @@ def sort_kernel(
     at, rank = first, tl.zeros((KEYS,), dtype=tl.int32)
     before, equal = tl.zeros_like(rank), tl.zeros_like(rank)
     while at < end:
-        others = at + tl.arange(0, _OTHERS)
+        others = at + tl.arange(0, _NEAR)
         other = tl.load(mixed_ptr + others, mask=others < end, other=_MOST)[None, :]
         less = other < key[:, None]
         rank += tl.sum(less.to(tl.int32), 1)
         before += tl.sum((less & (other >> 4 == (key >> 4)[:, None])).to(tl.int32), 1)
         equal += tl.sum((other == key[:, None]).to(tl.int32), 1)
-        at += _OTHERS
+        at += _NEAR
     tl.store(key_ptr + first + rank, key, mask=inside)
     if order_ptr is not None:
         tl.store(order_ptr + first + rank, tl.load(mixed_order_ptr + offs, mask=inside, other=0), mask=inside)
     repeated = inside & (equal > 1)
-    tl.atomic_max(table_ptr + _ODD, tl.max(repeated.to(tl.int64), 0), sem="relaxed")
+    odd = tl.max(repeated.to(tl.int64), 0)
+    tl.atomic_max(table_ptr + _ODD, odd, mask=odd > 0, sem="relaxed")
     count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
     one = tl.full((KEYS,), 1, tl.int64)
     tl.atomic_add(count_ptr + window, one, mask=inside & (before == 0), sem="relaxed")
 
 
 # Sums of COUNT over the windows before each; of entries also the order of the tasks.
-#   grid      (cdiv(all_windows, KEYS),), and with key at least (cdiv(num_edges, BLOCK),)
+#   grid      (cdiv(all_windows, SPAN),), and with key at least (cdiv(num_edges, BLOCK),)
 #   reads     COUNT; key int64 [2 * num_edges], sorted, or None
 #   writes    without key: BEGIN, crowded (the most edges of a window)
 #             with key:    PTR; longest (the most entries of a window), middle and total (entries of the
@@ -225,12 +226,12 @@ def sort_kernel(
 @triton.jit(do_not_specialize=["num_edges", "num_windows", "all_windows"])
 def sums_kernel(
     table_ptr, key_ptr, num_edges, num_windows, all_windows, RANKED: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
+    SPAN: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0) * KEYS
+    start = tl.program_id(0) * SPAN
     if start < all_windows:
         count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
-        window = (start + tl.arange(0, KEYS)).to(tl.int64)
+        window = (start + tl.arange(0, SPAN)).to(tl.int64)
         inside = window < all_windows
         count = tl.load(count_ptr + window, mask=inside, other=0)
         total, at = tl.zeros((1,), tl.int64), 0
@@ -275,26 +276,28 @@ def _task(count, window, num_windows):
 # Lays out packed tensors: what their headers say is to be in them.
 #   grid      (windows of the longer direction, directions): one program = one window; one direction if
 #             the second holds the same
-#   reads     headers int32 [2, 64]: of windows or window_edges, and of rows or row_edges; key int64
-#             [2 * num_edges], sorted; order int32, the edge of each, if there are window_edges; the table
+#   reads     first and second: the headers, up to the last section, of windows or window_edges, and of rows
+#             or row_edges; key int64 [2 * num_edges], sorted; order int32, the edge of each, if there are
+#             window_edges; the table
 #   writes    windows int32, and masks int16, the same memory; rows; window_edges; row_edges, unless None
-@triton.jit(do_not_specialize=["num_edges", "num_rows", "back_rows", "num_windows", "all_windows"])
+@triton.jit(
+    do_not_specialize=["first", "second", "num_edges", "num_rows", "back_rows", "num_windows", "all_windows"]
+)
 def lay_kernel(
-    windows_ptr, masks_ptr, rows_ptr, window_edges_ptr, row_edges_ptr, headers_ptr, key_ptr, order_ptr, table_ptr,
-    num_edges, num_rows, back_rows, num_windows, all_windows, COLUMNS: tl.constexpr,
+    windows_ptr, masks_ptr, rows_ptr, window_edges_ptr, row_edges_ptr, first, second, key_ptr, order_ptr,
+    table_ptr, num_edges, num_rows, back_rows, num_windows, all_windows, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     window, back = tl.program_id(0), tl.program_id(1)
-    first_header, second_header = headers_ptr, headers_ptr + _HEADER
     if window == 0:
         if windows_ptr is not None:
-            _begin(windows_ptr, first_header, back, 5)
-            _begin(rows_ptr, second_header, back, 4)
-            entries = _length(first_header, back * 5 + 3)
-            out_ptr = masks_ptr + 2 * _start(first_header, back * 5 + 4) + entries  # two masks in one int32
+            _begin(windows_ptr, first, back)
+            _begin(rows_ptr, second, back)
+            entries = _length(first, back, 3)
+            out_ptr = masks_ptr + 2 * _start(first, back, 4) + entries  # two masks in one int32
             tl.store(out_ptr, tl.zeros_like(entries).to(tl.int16), mask=entries % 2 > 0)
         else:
-            _begin(window_edges_ptr, first_header, back, 2)
-            _begin(row_edges_ptr, second_header, back, 1)
+            _begin(window_edges_ptr, first, back)
+            _begin(row_edges_ptr, second, back)
     listed = window + back * num_windows  # in the table
     num_rows = tl.where(back > 0, back_rows, num_rows)
     if window * _WINDOW >= num_rows:
@@ -308,11 +311,11 @@ def lay_kernel(
     offset = tl.arange(0, _WINDOW)
     row = window * _WINDOW + offset
     if windows_ptr is not None:
-        out_ptr = windows_ptr + _start(first_header, back * 5)
+        out_ptr = windows_ptr + _start(first, back, 0)
         tl.store(out_ptr + window, entry)
         tl.store(out_ptr + window + 1, last, mask=window * _WINDOW + _WINDOW >= num_rows)
         task = tl.load(_of_windows(table_ptr, _PLACE, all_windows) + listed) - back * num_windows
-        task_ptr = windows_ptr + _start(first_header, back * 5 + 1) + task * 4
+        task_ptr = windows_ptr + _start(first, back, 1) + task * 4
         tl.store(task_ptr, window)
         tl.store(task_ptr + 1, entry)
         tl.store(task_ptr + 2, last)
@@ -327,7 +330,7 @@ def lay_kernel(
     row_end = begin - skipped + tl.cumsum(count, 0)
     place = row_end - count
     if rows_ptr is not None:
-        out_ptr = rows_ptr + _start(second_header, back * 4)
+        out_ptr = rows_ptr + _start(second, back, 0)
         tl.store(out_ptr + row, place, mask=row < num_rows)
         tl.store(out_ptr + row + 1, row_end, mask=row == num_rows - 1)
     at = begin
@@ -348,45 +351,51 @@ def lay_kernel(
             for further in tl.range(1, _WINDOW):  # an entry has at most an edge of each row
                 other = tl.load(key_ptr + offs + further, mask=offs + further < end, other=-1)
                 mask |= tl.where(other >> 4 == key >> 4, 1 << (other & 15).to(tl.int32), 0)
-            tl.store(windows_ptr + _start(first_header, back * 5 + 3) + number, column, mask=new)
-            out_ptr = masks_ptr + 2 * _start(first_header, back * 5 + 4)
-            tl.store(out_ptr + number, mask.to(tl.int16), mask=new)
+            tl.store(windows_ptr + _start(first, back, 3) + number, column, mask=new)
+            tl.store(masks_ptr + 2 * _start(first, back, 4) + number, mask.to(tl.int16), mask=new)
         if rows_ptr is not None:
-            out_ptr = rows_ptr + _start(second_header, back * 4 + 3)
+            out_ptr = rows_ptr + _start(second, back, 3)
             tl.store(out_ptr + within, tl.broadcast_to(column[None, :], bit.shape), mask=bit != 0)
         if order_ptr is not None:
             edge = tl.load(order_ptr + offs, mask=live, other=0)
-            out_ptr = window_edges_ptr + _start(first_header, back * 2)
+            out_ptr = window_edges_ptr + _start(first, back, 0)
             tl.store(out_ptr + number, offs - skipped, mask=new)
             tl.store(out_ptr + number + 1, offs + 1 - skipped, mask=live & (offs - skipped == num_edges - 1))
-            tl.store(window_edges_ptr + _start(first_header, back * 2 + 1) + offs - skipped, edge, mask=live)
-            out_ptr = row_edges_ptr + _start(second_header, back)
+            tl.store(window_edges_ptr + _start(first, back, 1) + offs - skipped, edge, mask=live)
+            out_ptr = row_edges_ptr + _start(second, back, 0)
             tl.store(out_ptr + within, tl.broadcast_to(edge[None, :], bit.shape), mask=bit != 0)
         at += COLUMNS
 
 
 @triton.jit
-def _start(header_ptr, section):
-    return tl.load(header_ptr + _SECTIONS + 2 * section) * _ALIGN
+def _start(header, back, SECTION: tl.constexpr):
+    # of a section of a direction
+    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION
+    HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
+    return tl.where(back > 0, header[PLACE + HALF], header[PLACE]).to(tl.int64) * _ALIGN
 
 
 @triton.jit
-def _length(header_ptr, section):
-    return tl.load(header_ptr + _SECTIONS + 2 * section + 1)
+def _length(header, back, SECTION: tl.constexpr):
+    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION + 1
+    HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
+    return tl.where(back > 0, header[PLACE + HALF], header[PLACE])
 
 
 @triton.jit
-def _begin(packed_ptr, header_ptr, back, SECTIONS: tl.constexpr):
+def _begin(packed_ptr, header, back):
     # the header, and the end of the last line of each section of a direction, which is 0 behind its numbers
+    KNOWN: tl.constexpr = len(header)
+    for i in tl.static_range(KNOWN):
+        tl.store(packed_ptr + i, header[i])
     offs = tl.arange(0, _HEADER)
-    tl.store(packed_ptr + offs, tl.load(header_ptr + offs))
+    tl.store(packed_ptr + offs, tl.zeros_like(offs), mask=offs >= KNOWN)
     behind = tl.arange(0, _ALIGN)
-    for section in tl.static_range(SECTIONS):
-        number = back * SECTIONS + section
-        length = _length(header_ptr, number)
+    for section in tl.static_range((KNOWN - _SECTIONS) // 4):
+        length = _length(header, back, section).to(tl.int64)
         at = length // _ALIGN * _ALIGN + behind
-        out_ptr = packed_ptr + _start(header_ptr, number)
-        tl.store(out_ptr + at, tl.zeros_like(at), mask=(at >= length) & (length % _ALIGN > 0))
+        out_ptr = packed_ptr + _start(header, back, section)
+        tl.store(out_ptr + at, tl.zeros((_ALIGN,), tl.int32), mask=(at >= length) & (length % _ALIGN > 0))
 
 
 @triton.jit

@@ -108,7 +108,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     attrs = {
         (i,): ALIGNED
         for i, name in enumerate(names)
-        if name in given and (types[name].startswith("*") or name in STRIDES)
+        if name in given and (types[name][0] == "*" or name in STRIDES)
     }
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=constants, attrs=attrs)
     options = {"num_warps": case.warps, "enable_fp_fusion": True}

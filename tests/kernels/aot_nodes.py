@@ -28,7 +28,7 @@ from graphfuse.kernels import (
 class Case(NamedTuple):
     name: str
     kernel: Any
-    operands: dict[str, str]  # pointers that are given, and their types; the others are None
+    operands: dict[str, Any]  # pointers that are given, and their types; the others are None
     constants: dict[str, Any]
     warps: int
     registers: int | None = None
@@ -202,7 +202,7 @@ def building() -> Iterator[Case]:
     longs = ("table_ptr", "edge_ptr", "key_ptr", "mixed_ptr", "count_ptr", "loops_ptr")
     shorts = ("mask_ptr", "back_mask_ptr", "masks_ptr")
     pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(shorts, "*i16")
-    constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "COLUMNS", "KEYS")}
+    constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "COLUMNS", "KEYS", "SPAN")}
     constants |= {"COUNTED": True, "RANKED": True}
     orders = ("order_ptr", "mixed_order_ptr", "window_edges_ptr", "row_edges_ptr")
     graph = ("windows_ptr", "masks_ptr", "rows_ptr")
@@ -215,6 +215,11 @@ def building() -> Iterator[Case]:
     for name, kernel in vars(quick_kernels).items():
         for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
             args = kernel.arg_names
-            given = {arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args}
+            given: dict[str, Any] = {
+                arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args
+            }
+            if name == "lay_kernel":  # headers of windows and rows, or of the order of their edges
+                sections = (4, 2) if "windows_ptr" in absent else (10, 8)
+                given |= {header: ("i32",) * (12 + 2 * n) for header, n in zip(("first", "second"), sections)}
             warps = 1 if "COLUMNS" in args else 4
             yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
