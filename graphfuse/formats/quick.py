@@ -227,7 +227,7 @@ def _lay(
 ) -> None:
     kernels, num_windows = _kernels(), _windows_of(scalars.num_dst)
     kernels.launch(
-        *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs, *headers),
+        *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs, *map(kernels.headed, headers)),
         *(found.key, found.order, found.table, scalars.num_edges, scalars.num_dst, scalars.num_src),
         *(num_windows, num_windows + _windows_of(scalars.num_src), kernels.COLUMNS),
         warps=1,

@@ -65,7 +65,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     Args:
         kernel: One of this module.
         grid: Its programs.
-        arguments: Tensors, of which some may be ``None``, numbers, headers (tuples of 32-bit integers) and, last,
+        arguments: Tensors, of which some may be ``None``, numbers, tuples of :func:`headed` and, last,
             the ``constexpr`` ones.
         warps: Warps of a program.
     """
@@ -94,6 +94,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     if not _INTERPRETING:
         # the last is there to stay alive: with it Triton 3.8 unloads its function
         _COMPILED[tuple(key)] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
+
+
+def headed(header: tuple[int, ...]) -> tuple[int, ...]:
+    """``header`` as :func:`lay_kernel` takes it: 16 n + 2 for each number.
+
+    Triton compiles anew for a number of a tuple that is 1, or a multiple of 16, whatever it is told: none is.
+    """
+    return tuple([16 * number + 2 for number in header])
 
 
 @triton.jit
@@ -276,8 +284,8 @@ def _task(count, window, num_windows):
 # Lays out packed tensors: what their headers say is to be in them.
 #   grid      (windows of the longer direction, directions): one program = one window; one direction if
 #             the second holds the same
-#   reads     first and second: the headers, up to the last section, of windows or window_edges, and of rows
-#             or row_edges; key int64 [2 * num_edges], sorted; order int32, the edge of each, if there are
+#   reads     first and second: the headers, see headed(), of windows or window_edges, and of rows or
+#             row_edges; key int64 [2 * num_edges], sorted; order int32, the edge of each, if there are
 #             window_edges; the table
 #   writes    windows int32, and masks int16, the same memory; rows; window_edges; row_edges, unless None
 @triton.jit(
@@ -372,14 +380,14 @@ def _start(header, back, SECTION: tl.constexpr):
     # of a section of a direction
     PLACE: tl.constexpr = _SECTIONS + 2 * SECTION
     HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return tl.where(back > 0, header[PLACE + HALF], header[PLACE]).to(tl.int64) * _ALIGN
+    return (tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4).to(tl.int64) * _ALIGN
 
 
 @triton.jit
 def _length(header, back, SECTION: tl.constexpr):
     PLACE: tl.constexpr = _SECTIONS + 2 * SECTION + 1
     HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return tl.where(back > 0, header[PLACE + HALF], header[PLACE])
+    return tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4
 
 
 @triton.jit
@@ -387,7 +395,7 @@ def _begin(packed_ptr, header, back):
     # the header, and the end of the last line of each section of a direction, which is 0 behind its numbers
     KNOWN: tl.constexpr = len(header)
     for i in tl.static_range(KNOWN):
-        tl.store(packed_ptr + i, header[i])
+        tl.store(packed_ptr + i, header[i] >> 4)
     offs = tl.arange(0, _HEADER)
     tl.store(packed_ptr + offs, tl.zeros_like(offs), mask=offs >= KNOWN)
     behind = tl.arange(0, _ALIGN)
