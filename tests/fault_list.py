@@ -112,8 +112,8 @@ FAULTS = (
         "swapped index",
         "the quick build puts the row of the receiver into keys of the transpose",
         "formats/quick_kernels.py",
-        "| (dst << 4) | (src & 15)",
-        "| (dst << 4) | (dst & 15)",
+        "(dst << 4) | (src & 15)",
+        "(dst << 4) | (dst & 15)",
         _select("formats/test_quick", "both_builds_agree and (ragged or bipartite)"),
     ),
     Fault(

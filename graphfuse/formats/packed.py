@@ -66,9 +66,9 @@ class _Entry:
 
     def unpack(self, packed: Tensor) -> Packed:
         if self.found is None:
-            whole = _alias(packed)
-            parts = tuple([whole.narrow(0, start, length) for start, length in _places(self.header)])
-            self.found = Packed(self.header[1], self.scalars, parts)
+            whole, places = _alias(packed), _places(self.header)
+            views = {place: whole.narrow(0, *place) for place in dict.fromkeys(places)}
+            self.found = Packed(self.header[1], self.scalars, tuple([views[place] for place in places]))
         return self.found
 
 
@@ -100,9 +100,7 @@ class Layout(NamedTuple):
     shared: Sequence[int] | None  # of each section, the first that is stored in its place; None: each is
 
 
-def blank(
-    layouts: Sequence[Layout], device: torch.device
-) -> tuple[list[tuple[int, ...]], list[Tensor]]:
+def blank(layouts: Sequence[Layout], device: torch.device) -> tuple[list[tuple[int, ...]], list[Tensor]]:
     """Headers, up to the last section, and memory for what :func:`pack` would return for such sections.
 
     Nothing is written to that memory: neither the header nor the zeros behind each section.

@@ -126,7 +126,7 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
 
 
 def build_edges(windows: Tensor, edge_index: Tensor, key: int) -> tuple[Tensor, Tensor] | None:
-    """The packed edge orders of packed windows and of their rows, or ``None`` where :mod:`.build` has to look.
+    """The packed edge orders of packed windows and their rows, or ``None`` where :mod:`.build` has to look.
 
     That is for what :func:`build_windows` returns nothing for, and for edge lists that do not have the
     fingerprint ``key``.
@@ -163,7 +163,9 @@ def count_rows(windows: Tensor) -> tuple[Tensor, Tensor] | None:
     num_rows = scalars.num_dst if scalars.symmetric else scalars.num_dst + scalars.num_src
     edges = torch.empty(num_rows, dtype=torch.int64, device=windows.device)
     loops = torch.empty_like(edges)
-    parts = [part for w in (walk(windows, False), walk(windows, True)) for part in (w.ptr, w.column, w.row_mask)]
+    parts = [
+        part for w in (walk(windows, False), walk(windows, True)) for part in (w.ptr, w.column, w.row_mask)
+    ]
     with torch.cuda.device_of(windows):
         kernels.launch(
             *(kernels.degrees_kernel, _grid_of_windows(scalars, directions), edges, loops, *parts),
@@ -174,7 +176,12 @@ def count_rows(windows: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _over_edges(
-    kernel: Any, outputs: tuple[Tensor | None, ...], edge_index: Tensor, num_src: int, num_dst: int, *rest: Any
+    kernel: Any,
+    outputs: tuple[Tensor | None, ...],
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    *rest: Any,
 ) -> None:
     kernels, num_edges = _kernels(), edge_index.size(1)
     kernels.launch(
@@ -199,18 +206,14 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
     ranked = all_windows <= _RANKED
     grid = -(-all_windows // kernels.SPAN)
     _over_edges(kernels.edges_kernel, (table,), edge_index, num_src, num_dst, True)
-    kernels.launch(
-        *(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.SPAN)
-    )
+    kernels.launch(*(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.SPAN))
     _over_edges(kernels.keys_kernel, (mixed, orders[0], table), edge_index, num_src, num_dst)
     kernels.launch(
         *(kernels.sort_kernel, (-(-2 * num_edges // kernels.KEYS),), key, orders[1], mixed, orders[0], table),
         *(all_windows, kernels.KEYS),
     )
     grid = max(grid, -(-num_edges // kernels.BLOCK))
-    kernels.launch(
-        *(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.SPAN)
-    )
+    kernels.launch(*(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.SPAN))
     if not ranked:
         place = table[kernels.FACTS + 3 * (all_windows + 1) :][:all_windows]
         place[torch.argsort(place)] = torch.arange(all_windows, device=device)

@@ -169,8 +169,9 @@ def keys_kernel(
     inside = inside & (_is_wrong(src, dst, num_src, num_dst) == 0)
     windows = (num_dst + _WINDOW - 1) // _WINDOW
     all_windows = windows + (num_src + _WINDOW - 1) // _WINDOW
-    _deal(key_ptr, order_ptr, table_ptr, all_windows, dst >> 4, (src << 4) | (dst & 15), offs, inside)
-    _deal(key_ptr, order_ptr, table_ptr, all_windows, windows + (src >> 4), (dst << 4) | (src & 15), offs, inside)
+    forward, backward = (src << 4) | (dst & 15), (dst << 4) | (src & 15)
+    _deal(key_ptr, order_ptr, table_ptr, all_windows, dst >> 4, forward, offs, inside)
+    _deal(key_ptr, order_ptr, table_ptr, all_windows, windows + (src >> 4), backward, offs, inside)
 
 
 @triton.jit

@@ -38,7 +38,7 @@ class Launch:
             program that divides its number takes 200 cycles for it before it can load anything.
     """
 
-    __slots__ = ("_compiled", "_grid", "_kernel", "_options", "_places", "_rest", "_structure")
+    __slots__ = ("_addresses", "_compiled", "_grid", "_kernel", "_options", "_rest", "_structure")
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Launch:
         if registers is not None and not HIP:
             self._options["maxnreg"] = registers
         self._structure, self._rest = structure, rest
-        self._places = addresses(structure)
+        self._addresses = addresses(structure)
         self._compiled: dict[Any, tuple[Any, ...]] = {}  # by which tensors start on 16 bytes; None: all
 
     def __call__(
@@ -86,7 +86,7 @@ class Launch:
             stream = stream_of(index)
             launch(
                 *self._grid, 1, stream, *compiled, None, None, None,
-                *addresses(outputs), *self._places, *addresses(operands), *self._rest,
+                *addresses(outputs), *self._addresses, *addresses(operands), *self._rest,
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
@@ -115,7 +115,7 @@ class Launch:
 
 
 def addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:
-    """Where tensors begin. Of a tensor itself Triton asks the driver, which for twenty takes longer than this."""
+    """Where tensors begin: given tensors, Triton asks the driver, which for twenty takes longer than this."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 

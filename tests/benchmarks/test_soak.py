@@ -206,7 +206,7 @@ def test_the_suite_launches_every_kernel(
     assert sanitize.run_suite(*([] if torch.cuda.is_available() else [43])) == 0
     said = json.loads(capsys.readouterr().out.removeprefix("suite: "))
     assert said["missing"] == [] and set(said["kernels"]) == sanitize.all_kernels()
-    assert {"attention_window_kernel", "_spmm_merge_kernel", "rows_kernel"} < set(said["kernels"])
+    assert {"attention_window_kernel", "_spmm_merge_kernel", "lay_kernel"} < set(said["kernels"])
 
 
 def test_a_kernel_that_is_not_launched_is_named(

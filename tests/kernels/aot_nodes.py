@@ -219,7 +219,7 @@ def building() -> Iterator[Case]:
                 arg: pointers.get(arg, "*i32" if arg.endswith("_ptr") else "i32") for arg in args
             }
             if name == "lay_kernel":  # headers of windows and rows, or of the order of their edges
-                sections = (4, 2) if "windows_ptr" in absent else (10, 8)
-                given |= {header: ("i32",) * (12 + 2 * n) for header, n in zip(("first", "second"), sections)}
+                first, second = (4, 2) if "windows_ptr" in absent else (10, 8)
+                given |= {"first": ("i32",) * (12 + 2 * first), "second": ("i32",) * (12 + 2 * second)}
             warps = 1 if "COLUMNS" in args else 4
             yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
