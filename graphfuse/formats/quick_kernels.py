@@ -269,8 +269,10 @@ def sums_kernel(
                     at += _OTHERS
             tl.store(_of_windows(table_ptr, _PLACE, all_windows) + window, place, mask=inside)
     if key_ptr is not None:
+        # unless there is a key at every place
+        sorted = (tl.load(table_ptr + _ODD) == 0) & (tl.load(table_ptr + _CROWDED) <= _CROWD)
         offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        forward = offs < num_edges
+        forward = offs < tl.where(sorted, num_edges, 0)
         key = tl.load(key_ptr + offs, mask=forward, other=0)
         mirrored = tl.load(key_ptr + num_edges + offs, mask=forward, other=0)
         lopsided = forward & (key + (num_windows.to(tl.int64) << _PLACE_BITS) != mirrored)
