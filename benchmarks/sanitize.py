@@ -268,7 +268,7 @@ def count_launches() -> Iterator[Counter[str]]:
 def all_kernels() -> set[str]:
     """Names of the ``triton.jit`` functions that are launched; the others are called by them."""
     import graphfuse.kernels
-    from graphfuse.formats import quick_kernels
+    from graphfuse.formats import lay_kernels, quick_kernels
 
     modules = [
         importlib.import_module(f"graphfuse.kernels.{module.name}")
@@ -276,7 +276,7 @@ def all_kernels() -> set[str]:
     ]
     return {
         _name(value)
-        for module in (*modules, quick_kernels)
+        for module in (*modules, quick_kernels, lay_kernels)
         for name, value in vars(module).items()
         if name.endswith("_kernel") and hasattr(value, "arg_names")
     }

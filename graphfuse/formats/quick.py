@@ -3,8 +3,8 @@
 A mini-batch is built once and used once, and at some 100,000 edges the host's launches are all that its
 build costs. So both directions are one problem here, of twice the edges; its keys are dealt out to windows
 and sorted within them, which takes two launches where a sort by digits takes ten; what torch would take
-dozens of operations for is one of the few kernels of :mod:`.quick_kernels`; and everything the host has to
-know comes back in one copy.
+dozens of operations for is one of the few kernels of :mod:`.quick_kernels` and :mod:`.lay_kernels`; and
+everything the host has to know comes back in one copy.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def count_rows(windows: Tensor) -> tuple[Tensor, Tensor] | None:
     whole = scalars.slots_dst == scalars.slots_src == 0 and not packing.is_ordered(windows)
     if not (whole and suits(windows, scalars.num_edges, scalars.num_src, scalars.num_dst)):
         return None
-    kernels, directions = _kernels(), 1 if scalars.symmetric else 2
+    kernels, directions = _lay_kernels(), 1 if scalars.symmetric else 2
     num_rows = scalars.num_dst if scalars.symmetric else scalars.num_dst + scalars.num_src
     edges = torch.empty(num_rows, dtype=torch.int64, device=windows.device)
     loops = torch.empty_like(edges)
@@ -167,7 +167,7 @@ def count_rows(windows: Tensor) -> tuple[Tensor, Tensor] | None:
         part for w in (walk(windows, False), walk(windows, True)) for part in (w.ptr, w.column, w.row_mask)
     ]
     with torch.cuda.device_of(windows):
-        kernels.launch(
+        _kernels().launch(
             *(kernels.degrees_kernel, _grid_of_windows(scalars, directions), edges, loops, *parts),
             *(scalars.num_dst, scalars.num_src, kernels.COLUMNS),
             warps=1,
@@ -228,8 +228,8 @@ def _lay(
     scalars: packing.Scalars,
     directions: int,
 ) -> None:
-    kernels, num_windows = _kernels(), _windows_of(scalars.num_dst)
-    kernels.launch(
+    kernels, num_windows = _lay_kernels(), _windows_of(scalars.num_dst)
+    _kernels().launch(
         *(kernels.lay_kernel, _grid_of_windows(scalars, directions), *outputs, *map(kernels.headed, headers)),
         *(found.key, found.order, found.table, scalars.num_edges, scalars.num_dst, scalars.num_src),
         *(num_windows, num_windows + _windows_of(scalars.num_src), kernels.COLUMNS),
@@ -250,3 +250,10 @@ def _kernels() -> Any:
     from graphfuse.formats import quick_kernels  # imports triton
 
     return quick_kernels
+
+
+@functools.cache
+def _lay_kernels() -> Any:
+    from graphfuse.formats import lay_kernels
+
+    return lay_kernels

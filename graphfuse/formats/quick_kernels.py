@@ -1,4 +1,4 @@
-"""The kernels of :mod:`.quick`. Imports triton, so nothing imports this before a kernel is launched.
+"""The kernels of :mod:`.quick` that sort. Imports triton, so nothing imports this before one is launched.
 
 An edge is one int64 key: its window (those of the transpose after all others), column and row within the
 window, so that keys sort into the order of the format.
@@ -25,7 +25,6 @@ from graphfuse.formats.build import WINDOW
 from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 
 BLOCK = 512  # edges of a program, where they are one by one
-COLUMNS = 32  # edges or entries of a window that are looked at together
 KEYS = 32  # keys that a program compares with others
 SPAN = 8  # windows that a program compares with others
 FACTS = 8  # numbers at the start of the table
@@ -33,9 +32,8 @@ CROWD = 1 << 14  # edges of a window, at most: to sort them takes their square
 _NEAR = tl.constexpr(32)  # keys that they are compared with at a time
 _OTHERS = tl.constexpr(512)  # windows, likewise
 _WIDE = tl.constexpr(1024)  # numbers that are summed at a time
-_WINDOW = tl.constexpr(WINDOW)
+HEIGHT = tl.constexpr(WINDOW)
 _PLACE_BITS = tl.constexpr(32)  # of a key below the window: 28 of the column, 4 of the row
-_COLUMN_MASK = tl.constexpr((1 << 28) - 1)
 _BACKWARD = tl.constexpr(1 << 60)  # in the order of tasks: those of the transpose come last
 _LONGEST = tl.constexpr(1 << 24)  # no window has as many entries
 _MOST = tl.constexpr(1 << 62)  # no key is as large
@@ -46,11 +44,9 @@ _MIX_2 = tl.constexpr(MIX_2)
 _FACTS = tl.constexpr(FACTS)
 _CROWD = tl.constexpr(CROWD)
 # the fields of quick.Facts
-_FINGERPRINT, _ODD, _LOPSIDED, _LONG, _MIDDLE, _TOTAL, _CROWDED = (tl.constexpr(field) for field in range(7))
+_FINGERPRINT, _ODD, _LOPSIDED, _LONG, MIDDLE, _TOTAL, _CROWDED = (tl.constexpr(field) for field in range(7))
 # the numbers of a window
-_COUNT, _BEGIN, _PTR, _PLACE = (tl.constexpr(part) for part in range(4))
-# where a header tells of its sections, see packed.py
-_HEADER, _SECTIONS, _ALIGN = tl.constexpr(64), tl.constexpr(12), tl.constexpr(32)
+COUNT, BEGIN, PTR, PLACE = (tl.constexpr(part) for part in range(4))
 
 _INTERPRETING = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _COMPILED: dict[Any, tuple[Any, ...]] = {}
@@ -65,7 +61,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
     Args:
         kernel: One of this module.
         grid: Its programs.
-        arguments: Tensors, of which some may be ``None``, numbers, tuples of :func:`headed` and, last,
+        arguments: Tensors, of which some may be ``None``, numbers, tuples of numbers and, last,
             the ``constexpr`` ones.
         warps: Warps of a program.
     """
@@ -96,16 +92,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         _COMPILED[tuple(key)] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
 
-def headed(header: tuple[int, ...]) -> tuple[int, ...]:
-    """``header`` as :func:`lay_kernel` takes it: 16 n + 2 for each number.
-
-    Triton compiles anew for a number of a tuple that is 1, or a multiple of 16, whatever it is told: none is.
-    """
-    return tuple([16 * number + 2 for number in header])
-
-
 @triton.jit
-def _of_windows(table_ptr, part, all_windows):
+def of_windows(table_ptr, part, all_windows):
     return table_ptr + _FACTS + part * (all_windows.to(tl.int64) + 1)
 
 
@@ -143,8 +131,8 @@ def edges_kernel(
     if COUNTED:
         wrong = inside & _is_wrong(src, dst, num_src, num_dst)
         tl.atomic_max(table_ptr + _ODD, tl.max(wrong.to(tl.int64), 0), sem="relaxed")
-        windows = (num_dst + _WINDOW - 1) // _WINDOW
-        count_ptr = _of_windows(table_ptr, _COUNT, windows + (num_src + _WINDOW - 1) // _WINDOW)
+        windows = (num_dst + HEIGHT - 1) // HEIGHT
+        count_ptr = of_windows(table_ptr, COUNT, windows + (num_src + HEIGHT - 1) // HEIGHT)
         one, counted = tl.full((BLOCK,), 1, tl.int64), inside & (wrong == 0)
         tl.atomic_add(count_ptr + (dst >> 4), one, mask=counted, sem="relaxed")
         tl.atomic_add(count_ptr + windows + (src >> 4), one, mask=counted, sem="relaxed")
@@ -167,8 +155,8 @@ def keys_kernel(
     inside = offs < num_edges
     src, dst = _edge(edge_ptr, offs, inside, end_stride, edge_stride)
     inside = inside & (_is_wrong(src, dst, num_src, num_dst) == 0)
-    windows = (num_dst + _WINDOW - 1) // _WINDOW
-    all_windows = windows + (num_src + _WINDOW - 1) // _WINDOW
+    windows = (num_dst + HEIGHT - 1) // HEIGHT
+    all_windows = windows + (num_src + HEIGHT - 1) // HEIGHT
     forward, backward = (src << 4) | (dst & 15), (dst << 4) | (src & 15)
     _deal(key_ptr, order_ptr, table_ptr, all_windows, dst >> 4, forward, offs, inside)
     _deal(key_ptr, order_ptr, table_ptr, all_windows, windows + (src >> 4), backward, offs, inside)
@@ -176,9 +164,9 @@ def keys_kernel(
 
 @triton.jit
 def _deal(key_ptr, order_ptr, table_ptr, all_windows, window, place, edge, inside):
-    count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+    count_ptr = of_windows(table_ptr, COUNT, all_windows)
     left = tl.atomic_add(count_ptr + window, tl.full(window.shape, -1, tl.int64), mask=inside, sem="relaxed")
-    begin = tl.load(_of_windows(table_ptr, _BEGIN, all_windows) + window, mask=inside, other=0)
+    begin = tl.load(of_windows(table_ptr, BEGIN, all_windows) + window, mask=inside, other=0)
     at = begin + left - 1
     tl.store(key_ptr + at, (window << _PLACE_BITS) | place, mask=inside)
     if order_ptr is not None:
@@ -194,7 +182,7 @@ def _deal(key_ptr, order_ptr, table_ptr, all_windows, window, place, edge, insid
 def sort_kernel(
     key_ptr, order_ptr, mixed_ptr, mixed_order_ptr, table_ptr, all_windows, KEYS: tl.constexpr
 ):  # fmt: skip
-    begin_ptr = _of_windows(table_ptr, _BEGIN, all_windows)
+    begin_ptr = of_windows(table_ptr, BEGIN, all_windows)
     num_keys = tl.load(begin_ptr + all_windows)
     num_keys = tl.where(tl.load(table_ptr + _CROWDED) <= _CROWD, num_keys, 0)
     offs = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -220,7 +208,7 @@ def sort_kernel(
     repeated = inside & (equal > 1)
     odd = tl.max(repeated.to(tl.int64), 0)
     tl.atomic_max(table_ptr + _ODD, odd, mask=odd > 0, sem="relaxed")
-    count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+    count_ptr = of_windows(table_ptr, COUNT, all_windows)
     one = tl.full((KEYS,), 1, tl.int64)
     tl.atomic_add(count_ptr + window, one, mask=inside & (before == 0), sem="relaxed")
 
@@ -239,7 +227,7 @@ def sums_kernel(
 ):  # fmt: skip
     start = tl.program_id(0) * SPAN
     if start < all_windows:
-        count_ptr = _of_windows(table_ptr, _COUNT, all_windows)
+        count_ptr = of_windows(table_ptr, COUNT, all_windows)
         window = (start + tl.arange(0, SPAN)).to(tl.int64)
         inside = window < all_windows
         count = tl.load(count_ptr + window, mask=inside, other=0)
@@ -249,14 +237,14 @@ def sums_kernel(
             total += tl.sum(tl.load(count_ptr + others, mask=others < start, other=0), 0)
             at += _WIDE
         end = total + tl.cumsum(count, 0)
-        sum_ptr = _of_windows(table_ptr, _BEGIN if key_ptr is None else _PTR, all_windows)
+        sum_ptr = of_windows(table_ptr, BEGIN if key_ptr is None else PTR, all_windows)
         tl.store(sum_ptr + window, end - count, mask=inside)
         tl.store(sum_ptr + window + 1, end, mask=window == all_windows - 1)
         most_ptr = table_ptr + (_CROWDED if key_ptr is None else _LONG)
         tl.atomic_max(most_ptr, tl.max(count, 0), sem="relaxed")
         if key_ptr is not None:
             fact_ptr = table_ptr + tl.zeros_like(window)
-            tl.store(fact_ptr + _MIDDLE, end, mask=window == num_windows - 1)
+            tl.store(fact_ptr + MIDDLE, end, mask=window == num_windows - 1)
             tl.store(fact_ptr + _TOTAL, end, mask=window == all_windows - 1)
             place = _task(count, window, num_windows)
             if RANKED:
@@ -267,7 +255,7 @@ def sums_kernel(
                     other = _task(tl.load(count_ptr + others, mask=live, other=0), others, num_windows)
                     place += tl.sum(((other[None, :] < own[:, None]) & live[None, :]).to(tl.int64), 1)
                     at += _OTHERS
-            tl.store(_of_windows(table_ptr, _PLACE, all_windows) + window, place, mask=inside)
+            tl.store(of_windows(table_ptr, PLACE, all_windows) + window, place, mask=inside)
     if key_ptr is not None:
         # unless there is a key at every place
         sorted = (tl.load(table_ptr + _ODD) == 0) & (tl.load(table_ptr + _CROWDED) <= _CROWD)
@@ -282,179 +270,3 @@ def sums_kernel(
 @triton.jit
 def _task(count, window, num_windows):
     return tl.where(window >= num_windows, _BACKWARD, 0) | ((_LONGEST - count) << 32) | window
-
-
-# Lays out packed tensors: what their headers say is to be in them.
-#   grid      (windows of the longer direction, directions): one program = one window; one direction if
-#             the second holds the same
-#   reads     first and second: the headers, see headed(), of windows or window_edges, and of rows or
-#             row_edges; key int64 [2 * num_edges], sorted; order int32, the edge of each, if there are
-#             window_edges; the table
-#   writes    windows int32, and masks int16, the same memory; rows; window_edges; row_edges, unless None
-@triton.jit(
-    do_not_specialize=["first", "second", "num_edges", "num_rows", "back_rows", "num_windows", "all_windows"]
-)
-def lay_kernel(
-    windows_ptr, masks_ptr, rows_ptr, window_edges_ptr, row_edges_ptr, first, second, key_ptr, order_ptr,
-    table_ptr, num_edges, num_rows, back_rows, num_windows, all_windows, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    window, back = tl.program_id(0), tl.program_id(1)
-    if window == 0:
-        if windows_ptr is not None:
-            _begin(windows_ptr, first, back)
-            _begin(rows_ptr, second, back)
-            entries = _length(first, back, 3)
-            out_ptr = masks_ptr + 2 * _start(first, back, 4) + entries  # two masks in one int32
-            tl.store(out_ptr, tl.zeros_like(entries).to(tl.int16), mask=entries % 2 > 0)
-        else:
-            _begin(window_edges_ptr, first, back)
-            _begin(row_edges_ptr, second, back)
-    listed = window + back * num_windows  # in the table
-    num_rows = tl.where(back > 0, back_rows, num_rows)
-    if window * _WINDOW >= num_rows:
-        return
-    begin_ptr = _of_windows(table_ptr, _BEGIN, all_windows) + listed
-    begin, end = tl.load(begin_ptr).to(tl.int32), tl.load(begin_ptr + 1).to(tl.int32)
-    ptr_ptr = _of_windows(table_ptr, _PTR, all_windows) + listed
-    middle = back * tl.load(table_ptr + _MIDDLE).to(tl.int32)
-    entry, last = tl.load(ptr_ptr).to(tl.int32) - middle, tl.load(ptr_ptr + 1).to(tl.int32) - middle
-    skipped = back * num_edges
-    offset = tl.arange(0, _WINDOW)
-    row = window * _WINDOW + offset
-    if windows_ptr is not None:
-        out_ptr = windows_ptr + _start(first, back, 0)
-        tl.store(out_ptr + window, entry)
-        tl.store(out_ptr + window + 1, last, mask=window * _WINDOW + _WINDOW >= num_rows)
-        task = tl.load(_of_windows(table_ptr, _PLACE, all_windows) + listed) - back * num_windows
-        task_ptr = windows_ptr + _start(first, back, 1) + task * 4
-        tl.store(task_ptr, window)
-        tl.store(task_ptr + 1, entry)
-        tl.store(task_ptr + 2, last)
-        tl.store(task_ptr + 3, -1)
-    # where each row begins
-    count, at = tl.zeros((_WINDOW,), tl.int32), begin
-    while at < end:
-        offs = at + tl.arange(0, COLUMNS)
-        key = tl.load(key_ptr + offs, mask=offs < end, other=0)
-        count += tl.sum(_bits(key, offset, offs < end), 1)
-        at += COLUMNS
-    row_end = begin - skipped + tl.cumsum(count, 0)
-    place = row_end - count
-    if rows_ptr is not None:
-        out_ptr = rows_ptr + _start(second, back, 0)
-        tl.store(out_ptr + row, place, mask=row < num_rows)
-        tl.store(out_ptr + row + 1, row_end, mask=row == num_rows - 1)
-    at = begin
-    while at < end:
-        offs = at + tl.arange(0, COLUMNS)
-        live = offs < end
-        key = tl.load(key_ptr + offs, mask=live, other=0)
-        earlier = tl.load(key_ptr + offs - 1, mask=live & (offs > begin), other=-1)
-        new = live & (key >> 4 != earlier >> 4)
-        number = entry + tl.cumsum(new.to(tl.int32), 0) - 1
-        entry += tl.sum(new.to(tl.int32), 0)
-        column = ((key >> 4) & _COLUMN_MASK).to(tl.int32)
-        bit = _bits(key, offset, live)
-        within = place[:, None] + tl.cumsum(bit, 1) - bit
-        place += tl.sum(bit, 1)
-        if windows_ptr is not None:
-            mask = tl.full((COLUMNS,), 1, tl.int32) << (key & 15).to(tl.int32)
-            for further in tl.range(1, _WINDOW):  # an entry has at most an edge of each row
-                other = tl.load(key_ptr + offs + further, mask=offs + further < end, other=-1)
-                mask |= tl.where(other >> 4 == key >> 4, 1 << (other & 15).to(tl.int32), 0)
-            tl.store(windows_ptr + _start(first, back, 3) + number, column, mask=new)
-            tl.store(masks_ptr + 2 * _start(first, back, 4) + number, mask.to(tl.int16), mask=new)
-        if rows_ptr is not None:
-            out_ptr = rows_ptr + _start(second, back, 3)
-            tl.store(out_ptr + within, tl.broadcast_to(column[None, :], bit.shape), mask=bit != 0)
-        if order_ptr is not None:
-            edge = tl.load(order_ptr + offs, mask=live, other=0)
-            out_ptr = window_edges_ptr + _start(first, back, 0)
-            tl.store(out_ptr + number, offs - skipped, mask=new)
-            tl.store(out_ptr + number + 1, offs + 1 - skipped, mask=live & (offs - skipped == num_edges - 1))
-            tl.store(window_edges_ptr + _start(first, back, 1) + offs - skipped, edge, mask=live)
-            out_ptr = row_edges_ptr + _start(second, back, 0)
-            tl.store(out_ptr + within, tl.broadcast_to(edge[None, :], bit.shape), mask=bit != 0)
-        at += COLUMNS
-
-
-@triton.jit
-def _start(header, back, SECTION: tl.constexpr):
-    # of a section of a direction
-    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION
-    HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return (tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4).to(tl.int64) * _ALIGN
-
-
-@triton.jit
-def _length(header, back, SECTION: tl.constexpr):
-    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION + 1
-    HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4
-
-
-@triton.jit
-def _begin(packed_ptr, header, back):
-    # the header, and the end of the last line of each section of a direction, which is 0 behind its numbers
-    KNOWN: tl.constexpr = len(header)
-    for i in tl.static_range(KNOWN):
-        tl.store(packed_ptr + i, header[i] >> 4)
-    offs = tl.arange(0, _HEADER)
-    tl.store(packed_ptr + offs, tl.zeros_like(offs), mask=offs >= KNOWN)
-    behind = tl.arange(0, _ALIGN)
-    for section in tl.static_range((KNOWN - _SECTIONS) // 4):
-        length = _length(header, back, section).to(tl.int64)
-        at = length // _ALIGN * _ALIGN + behind
-        out_ptr = packed_ptr + _start(header, back, section)
-        tl.store(out_ptr + at, tl.zeros((_ALIGN,), tl.int32), mask=(at >= length) & (length % _ALIGN > 0))
-
-
-@triton.jit
-def _bits(key, offset, live):
-    # [WINDOW, COLUMNS] of 0 and 1: the row of each key
-    return (((key & 15).to(tl.int32)[None, :] == offset[:, None]) & live[None, :]).to(tl.int32)
-
-
-# Edges and self-loops of every row.
-#   grid      (windows of the longer direction, directions): one program = one window
-#   reads     ptr, column, mask of the windows of each direction
-#   writes    count, loops int64 [num_rows + back_rows], rows of the transpose last
-@triton.jit(do_not_specialize=["num_rows", "back_rows"])
-def degrees_kernel(
-    count_ptr, loops_ptr, ptr_ptr, column_ptr, mask_ptr, back_ptr, back_column_ptr, back_mask_ptr,
-    num_rows, back_rows, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    if tl.program_id(1) > 0:
-        count_ptr += num_rows
-        loops_ptr += num_rows
-        ptr_ptr, column_ptr, mask_ptr, num_rows = back_ptr, back_column_ptr, back_mask_ptr, back_rows
-    offset = tl.arange(0, _WINDOW)
-    row = tl.program_id(0) * _WINDOW + offset
-    inside = row < num_rows
-    count, loops = tl.zeros_like(row), tl.zeros_like(row)
-    at, end = _window(ptr_ptr, tl.program_id(0), num_rows)
-    while at < end:
-        offs = at + tl.arange(0, COLUMNS)
-        column = tl.load(column_ptr + offs, mask=offs < end, other=0)
-        bit = _mask_bits(mask_ptr, offs, offset, end)
-        count += tl.sum(bit, 1)
-        loops += tl.sum(tl.where(column[None, :] == row[:, None], bit, 0), 1)
-        at += COLUMNS
-    tl.store(count_ptr + row, count.to(tl.int64), mask=inside)
-    tl.store(loops_ptr + row, loops.to(tl.int64), mask=inside)
-
-
-@triton.jit
-def _window(ptr_ptr, window, num_rows):
-    # first entry and end of a window; none of one that this direction does not have
-    inside = window * _WINDOW < num_rows
-    return tl.load(ptr_ptr + window, mask=inside, other=0), tl.load(
-        ptr_ptr + window + 1, mask=inside, other=0
-    )
-
-
-@triton.jit
-def _mask_bits(mask_ptr, offs, offset, end):
-    # [WINDOW, COLUMNS] of 0 and 1: which rows use which entries
-    mask = tl.load(mask_ptr + offs, mask=offs < end, other=0).to(tl.int32)
-    return (mask[None, :] >> offset[:, None]) & 1

@@ -159,7 +159,7 @@ def test_a_crowded_window_is_left_to_the_other_build(device: torch.device) -> No
 
 
 def test_no_number_of_a_header_is_specialised() -> None:
-    for number in quick._kernels().headed((0, 1, 16, 2**26)):
+    for number in quick._lay_kernels().headed((0, 1, 16, 2**26)):
         assert number % 16 == 2 and number >> 4 in (0, 1, 16, 2**26) and number < 2**31
 
 
@@ -180,7 +180,7 @@ class Counter(TorchDispatchMode):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.names: list[str] = []
-        kind = type(quick._kernels().lay_kernel)
+        kind = type(quick._lay_kernels().lay_kernel)
         run = kind.run
 
         def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:

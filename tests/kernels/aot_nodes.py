@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from graphfuse.formats import quick_kernels
+from graphfuse.formats import lay_kernels, quick_kernels
 from graphfuse.kernels import (
     additive,
     additive_bwd,
@@ -202,8 +202,8 @@ def building() -> Iterator[Case]:
     longs = ("table_ptr", "edge_ptr", "key_ptr", "mixed_ptr", "count_ptr", "loops_ptr")
     shorts = ("mask_ptr", "back_mask_ptr", "masks_ptr")
     pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(shorts, "*i16")
-    constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "COLUMNS", "KEYS", "SPAN")}
-    constants |= {"COUNTED": True, "RANKED": True}
+    constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "KEYS", "SPAN")}
+    constants |= {"COLUMNS": lay_kernels.COLUMNS, "COUNTED": True, "RANKED": True}
     orders = ("order_ptr", "mixed_order_ptr", "window_edges_ptr", "row_edges_ptr")
     graph = ("windows_ptr", "masks_ptr", "rows_ptr")
     without = {
@@ -212,7 +212,7 @@ def building() -> Iterator[Case]:
         "sums_kernel": ((), ("key_ptr",)),
         "lay_kernel": (graph, (orders[0], *orders[2:])),
     }
-    for name, kernel in vars(quick_kernels).items():
+    for name, kernel in (vars(quick_kernels) | vars(lay_kernels)).items():
         for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
             args = kernel.arg_names
             given: dict[str, Any] = {
