@@ -204,16 +204,17 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
         orders = torch.empty(2, 2 * num_edges, dtype=torch.int32, device=device).unbind()
     sizes = (num_edges, num_windows, all_windows)
     ranked = all_windows <= _RANKED
-    grid = -(-all_windows // kernels.SPAN)
     _over_edges(kernels.edges_kernel, (table,), edge_index, num_src, num_dst, True)
-    kernels.launch(*(kernels.sums_kernel, (grid,), table, None, *sizes, ranked, kernels.BLOCK, kernels.SPAN))
+    grid = (-(-all_windows // kernels.RUN),)
+    kernels.launch(*(kernels.sums_kernel, grid, table, None, *sizes, False, kernels.BLOCK, kernels.RUN))
     _over_edges(kernels.keys_kernel, (mixed, orders[0], table), edge_index, num_src, num_dst)
     kernels.launch(
         *(kernels.sort_kernel, (-(-2 * num_edges // kernels.KEYS),), key, orders[1], mixed, orders[0], table),
         *(all_windows, kernels.KEYS),
     )
-    grid = max(grid, -(-num_edges // kernels.BLOCK))
-    kernels.launch(*(kernels.sums_kernel, (grid,), table, key, *sizes, ranked, kernels.BLOCK, kernels.SPAN))
+    span = kernels.SPAN if ranked else kernels.RUN
+    grid = (max(-(-all_windows // span), -(-num_edges // kernels.BLOCK)),)
+    kernels.launch(*(kernels.sums_kernel, grid, table, key, *sizes, ranked, kernels.BLOCK, span))
     if not ranked:
         place = table[kernels.FACTS + 3 * (all_windows + 1) :][:all_windows]
         place[torch.argsort(place)] = torch.arange(all_windows, device=device)

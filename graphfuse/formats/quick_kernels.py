@@ -26,7 +26,8 @@ from graphfuse.formats.fingerprint import MIX_1, MIX_2, POSITION, SOURCE
 
 BLOCK = 512  # edges of a program, where they are one by one
 KEYS = 32  # keys that a program compares with others
-SPAN = 8  # windows that a program compares with others
+SPAN = 8  # windows that a program compares with others ...
+RUN = 256  # ... or only sums up
 FACTS = 8  # numbers at the start of the table
 CROWD = 1 << 14  # edges of a window, at most: to sort them takes their square
 _NEAR = tl.constexpr(32)  # keys that they are compared with at a time

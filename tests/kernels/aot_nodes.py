@@ -209,7 +209,7 @@ def building() -> Iterator[Case]:
     without = {
         "keys_kernel": ((), orders[:1]),
         "sort_kernel": ((), orders[:2]),
-        "sums_kernel": ((), ("key_ptr",)),
+        "sums_kernel": ((), ("key_ptr", "RANKED")),
         "lay_kernel": (graph, (orders[0], *orders[2:])),
     }
     for name, kernel in (vars(quick_kernels) | vars(lay_kernels)).items():
@@ -222,4 +222,5 @@ def building() -> Iterator[Case]:
                 first, second = (4, 2) if "windows_ptr" in absent else (10, 8)
                 given |= {"first": ("i32",) * (12 + 2 * first), "second": ("i32",) * (12 + 2 * second)}
             warps = 1 if "COLUMNS" in args else 4
-            yield Case(f"{name}{absent}", kernel, given, constants | dict.fromkeys(absent), warps)
+            own = dict.fromkeys(absent) | ({"SPAN": quick_kernels.RUN} if "RANKED" in absent else {})
+            yield Case(f"{name}{absent}", kernel, given, constants | own, warps)
