@@ -118,16 +118,16 @@ def lay_kernel(
 @triton.jit
 def _start(header, back, SECTION: tl.constexpr):
     # of a section of a direction
-    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION
+    AT: tl.constexpr = _SECTIONS + 2 * SECTION
     HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return (tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4).to(tl.int64) * _ALIGN
+    return (tl.where(back > 0, header[AT + HALF], header[AT]) >> 4).to(tl.int64) * _ALIGN
 
 
 @triton.jit
 def _length(header, back, SECTION: tl.constexpr):
-    PLACE: tl.constexpr = _SECTIONS + 2 * SECTION + 1
+    AT: tl.constexpr = _SECTIONS + 2 * SECTION + 1
     HALF: tl.constexpr = (len(header) - _SECTIONS) // 2
-    return tl.where(back > 0, header[PLACE + HALF], header[PLACE]) >> 4
+    return tl.where(back > 0, header[AT + HALF], header[AT]) >> 4
 
 
 @triton.jit
