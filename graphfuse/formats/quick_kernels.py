@@ -63,7 +63,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4) 
         kernel: One of this module.
         grid: Its programs.
         arguments: Tensors, of which some may be ``None``, tuples of numbers, numbers and, last, the
-            ``constexpr`` ones, of which the integers are the same in all launches that differ in nothing else.
+            ``constexpr`` ones, of which integers are the same in all launches that differ in nothing else.
         warps: Warps of a program.
     """
     index = None if _INTERPRETING else torch.cuda.current_device()
