@@ -10,6 +10,7 @@ from graphfuse import reference as reference
 from graphfuse import transforms as transforms
 from graphfuse.convert import convert as convert
 from graphfuse.convert import revert as revert
+from graphfuse.formats import RefillableWindows as RefillableWindows
 from graphfuse.formats import RowWindows as RowWindows
 from graphfuse.formats import clear_cache as clear_cache
 from graphfuse.nn._dispatch import why_not as why_not

@@ -118,11 +118,36 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
         ),
     )
     headers, (windows, rows) = packing.blank(layouts, edge_index.device)
-    outputs = (windows, windows.view(torch.int16), rows, None, None)
-    _lay(outputs, headers, found, scalars, 1 if symmetric else 2)
+    _lay_graph(windows, rows, headers, found, scalars, 1 if symmetric else 2)
     for packed in (windows, rows):
         know_no_copies(packed)
     return Built(windows, rows, facts.fingerprint)
+
+
+class Place(NamedTuple):
+    """Packed windows and rows, neither symmetric nor cut, that have room for graphs of different sizes."""
+
+    windows: Tensor
+    rows: Tensor
+    headers: list[tuple[int, ...]]  # as :func:`graphfuse.formats.packed.blank` gives them
+
+
+def refill(place: Place, edge_index: Tensor) -> Facts | None:
+    """Lays the windows and rows of other edges out in a place, if there is room for their entries.
+
+    ``None``, and nothing is written, for a graph with a repeated edge, with an index out of range or with a
+    window of more edges than are sorted here. There must be edges, and no more than room.
+    """
+    scalars, room = packing.scalars_of(place.windows), packing.lengths_of(place.windows)[3]
+    with torch.cuda.device_of(edge_index):
+        found = _sort(edge_index, scalars.num_src, scalars.num_dst, False)
+        if found is None:
+            return None
+        facts = found.facts
+        if max(facts.middle, facts.total - facts.middle) <= room:
+            scalars = scalars._replace(num_edges=edge_index.size(1))
+            _lay_graph(*place, found, scalars, 2)
+        return facts
 
 
 def build_edges(windows: Tensor, edge_index: Tensor, key: int) -> tuple[Tensor, Tensor] | None:
@@ -220,6 +245,18 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
         place[torch.argsort(place)] = torch.arange(all_windows, device=device)
     facts = Facts(*table[: len(Facts._fields)].tolist())  # waits for the GPU
     return None if facts.odd or facts.crowded > kernels.CROWD else _Sorted(key, orders[1], table, facts)
+
+
+def _lay_graph(
+    windows: Tensor,
+    rows: Tensor,
+    headers: list[tuple[int, ...]],
+    found: _Sorted,
+    scalars: packing.Scalars,
+    directions: int,
+) -> None:
+    outputs = (windows, windows.view(torch.int16), rows, None, None)
+    _lay(outputs, headers, found, scalars, directions)
 
 
 def _lay(

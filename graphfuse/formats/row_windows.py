@@ -13,10 +13,10 @@ from graphfuse.formats import blocks, build, inputs
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import BLOCK
 from graphfuse.formats.fingerprint import fingerprint
-from graphfuse.formats.lasting import lasting, make_lasting
+from graphfuse.formats.lasting import lasting
 from graphfuse.formats.reorder import check_method
 from graphfuse.formats.structure import Structure, build_structure
-from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, to_edge_index, walk, walks
+from graphfuse.formats.walk import EdgeOrder, Walk, Walks, edge_order, filled, to_edge_index, walk, walks
 
 
 class RowWindows:
@@ -229,12 +229,7 @@ class RowWindows:
 
         Layers keep here what they derive from the structure alone. A moved or copied record starts afresh.
         """
-        memo, key = self._structure.memo, (key, self._transposed)
-        if key not in memo:
-            with self._structure.lock:
-                if key not in memo:
-                    memo[key] = make_lasting(make)
-        return memo[key]
+        return self._structure.keep((key, self._transposed), make)
 
     def edges_per_row(self) -> Tensor:
         """Edges of each row, ``int64[num_dst]``; counted once, returned as a copy."""
@@ -247,11 +242,11 @@ class RowWindows:
         return counts.clone()
 
     def _count(self, loops: int) -> Tensor:
-        w = self.walk()
         both = self._structure.row_counts()
         if both is not None:
-            at_end = self._transposed and not self.symmetric
-            return both[loops][-w.num_rows :] if at_end else both[loops][: w.num_rows]
+            at_end, num_rows = self._transposed and not self.symmetric, self.shape[0]
+            return both[loops][-num_rows:] if at_end else both[loops][:num_rows]
+        w = filled(self.walk())
         assert w.row_mask is not None
         if loops:
             return build.loops_per_row(w.ptr, w.column, w.row_mask, w.num_rows, w.row_index)

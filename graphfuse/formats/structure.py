@@ -24,7 +24,9 @@ Key = tuple[int, int, int, torch.device]
 
 
 class Structure:
-    """Packed tensors of one graph. They are never written after they are made."""
+    """Packed tensors of one graph. They are never written after they are made, but for refillable ones."""
+
+    is_for_good = True  # whether it stays that of its edges, and is found by them
 
     def __init__(self, windows: Tensor, key: int, source: Tensor | None) -> None:
         self.windows = windows
@@ -48,7 +50,8 @@ class Structure:
         self.memo: dict[Any, Any] = {}
         self.lock = threading.RLock()
         self.number = next(_NUMBERS)
-        _remember(self)
+        if self.is_for_good:
+            _remember(self)
 
     @property
     def scalars(self) -> packing.Scalars:
@@ -80,10 +83,20 @@ class Structure:
 
     def row_counts(self) -> tuple[Tensor, Tensor] | None:
         """What :func:`.quick.count_rows` says, once; ``None`` where that does not suit."""
-        if "row_counts" not in self.memo:
-            self.memo["row_counts"] = quick.count_rows(self.windows)
-        found: tuple[Tensor, Tensor] | None = self.memo["row_counts"]
+        found: tuple[Tensor, Tensor] | None = self.keep("row_counts", lambda: quick.count_rows(self.windows))
         return found
+
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once and kept."""
+        memo = self.memo
+        if key not in memo:
+            with self.lock:
+                if key not in memo:
+                    memo[key] = self._make(key, make)
+        return memo[key]
+
+    def _make(self, key: Any, make: Callable[[], Any]) -> Any:
+        return make_lasting(make)
 
     def edge_index(self) -> Tensor:
         """The caller's edge list on the structure's device; raises if it was modified since."""

@@ -37,6 +37,7 @@ class Walk(NamedTuple):
     num_slots: int
     plans: dict[Any, Any]  # launches that were prepared for this walk
     derived: dict[str, Tensor | None]  # made of the structure, for both directions if they are equal
+    refilled: bool = False  # whether its edges change; then there may be room behind the entries
 
     @property
     def num_entries(self) -> int:
@@ -45,7 +46,8 @@ class Walk(NamedTuple):
 
 
 _WALKS: ByTensor[dict[bool, Walk]] = ByTensor()  # the directions of packed tensors
-_NO_COPIES: ByTensor[bool] = ByTensor()  # packed tensors in which no edge is repeated, if that is known
+# packed tensors in which no edge is repeated, if that is known, and whether their edges change
+_NO_COPIES: ByTensor[bool] = ByTensor()
 _LOCK = threading.RLock()
 
 
@@ -73,7 +75,8 @@ def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
         return other._replace(plans={})
     kind, scalars, sections = packing.unpack(packed)
     derived: dict[str, Tensor | None] = {}
-    if _NO_COPIES.get(packed):
+    refilled = _NO_COPIES.get(packed)
+    if refilled is not None:
         derived["copies"] = None
     rows, cols = scalars.num_dst, scalars.num_src
     split, slots = scalars.split_dst, scalars.slots_dst
@@ -85,16 +88,34 @@ def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
         row_mask = mask.view(torch.int16)[: column.numel()]
         row_index = index[0] if index and index[0].numel() > 0 else None
         found = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
-        return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived)
+        return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived, bool(refilled))
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
         cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
-        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {}, derived)
+        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {}, derived, bool(refilled))
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
+
+
+def filled(w: Walk) -> Walk:
+    """``w`` without the room behind its entries; waits for the GPU if there may be any.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, which must not wait, and there may be any.
+    """
+    if not w.refilled:
+        return w
+    if w.ptr.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "an op without a kernel for its operands counts the edges of refillable row windows, for which a "
+            "CUDA graph capture must not wait; pass float16, bfloat16 or float32"
+        )
+    end = int(w.ptr[-1])
+    return w._replace(column=w.column[:end], row_mask=None if w.row_mask is None else w.row_mask[:end])
 
 
 def to_edge_index(w: Walk) -> Tensor:
     """The edges of ``w`` in its own order: ``int64[2, num_edges]``, sources (columns) over receivers."""
+    w = filled(w)
     if w.row_mask is None:
         row = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         return torch.stack([w.column.long(), row])
@@ -102,10 +123,13 @@ def to_edge_index(w: Walk) -> Tensor:
     return torch.stack([column, row])
 
 
-def know_no_copies(packed: Tensor) -> None:
-    """Tells that no edge of ``packed`` is repeated, so that :func:`copies` need not look."""
+def know_no_copies(packed: Tensor, refilled: bool = False) -> None:
+    """Tells that no edge of ``packed`` is repeated, so that :func:`copies` need not look.
+
+    With ``refilled`` its edges change, and nothing may be derived of those that it has now.
+    """
     with _LOCK:
-        _NO_COPIES[packed] = True
+        _NO_COPIES[packed] = refilled
 
 
 def copies(w: Walk) -> Tensor | None:
@@ -132,12 +156,12 @@ def row_masks(w: Walk, self_loops: bool) -> tuple[Tensor | None, int]:
 
     0: all edges count. With ``self_loops`` each node brings a loop of its own, and those that are entries do
     not count. 1: they are in the masks, and the kernel tells them by their places; so on small graphs, of
-    which a record may serve one step. 2: the masks came without; so on large ones, and where rows have an
-    order of their own.
+    which a record may serve one step, and where edges change. 2: the masks came without; so on large ones,
+    and where rows have an order of their own.
     """
     if not self_loops:
         return w.row_mask, 0
-    if w.row_index is None and w.num_entries < _CLEARED:
+    if w.row_index is None and (w.num_entries < _CLEARED or w.refilled):
         return w.row_mask, 1
     return masks_without_loops(w), 2
 

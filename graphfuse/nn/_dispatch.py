@@ -22,7 +22,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
-from graphfuse.formats import RowWindows
+from graphfuse.formats import RefillableWindows, RowWindows
 from graphfuse.formats.environment import is_on, is_set
 from graphfuse.kernels.device import kernel_problem
 
@@ -44,6 +44,7 @@ _HOOKS = tuple(
 )
 _hooks_of = operator.itemgetter(*_HOOKS)
 _INTEGERS = (torch.int32, torch.int64)
+_RECORDS = (RowWindows, RefillableWindows)
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 _SUMS = ("add", "sum")
 _ROWS = (0, -2)  # the dimension of the nodes in a matrix that has a row for each
@@ -72,7 +73,7 @@ def holds(layer: MessagePassing, base: type, x: Any, edge_index: Any) -> bool:
         and state.keys().isdisjoint(_STEPS)
         and not _overridden(type(layer), base)
         and (
-            kind is RowWindows
+            kind in _RECORDS
             or (
                 kind is Tensor
                 and edge_index.dtype in _INTEGERS
