@@ -17,7 +17,7 @@ from graphfuse.kernels.attention import Plan, Structure, row_length, window_grap
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -31,6 +31,7 @@ def _additive_merge_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)

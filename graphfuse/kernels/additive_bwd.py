@@ -32,7 +32,7 @@ from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import product_of_rows, rows_and_heads
+from graphfuse.kernels.tiles import after_previous, product_of_rows, rows_and_heads
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
@@ -45,6 +45,7 @@ def _additive_delta_kernel(
     GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
     delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)

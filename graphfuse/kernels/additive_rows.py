@@ -11,6 +11,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
 from graphfuse.kernels.tiles import (
+    after_previous,
     columns_of_step,
     first_columns,
     head_tile,
@@ -60,6 +61,7 @@ def additive_row_kernel(
     EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
@@ -214,6 +216,7 @@ def gat_bwd_row_kernel(
     EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:

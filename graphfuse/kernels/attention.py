@@ -15,7 +15,7 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import load_task, on_their_way, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, rows_at, rows_by_heads
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -30,6 +30,7 @@ def _attention_merge_kernel(
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)
     live = head < HEADS

@@ -33,6 +33,7 @@ from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
+    after_previous,
     load_task,
     on_their_way,
     product_of_rows,
@@ -52,6 +53,7 @@ def _attention_delta_kernel(
     GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
     delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
@@ -81,6 +83,7 @@ def attention_bwd_merge_kernel(
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
     GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS

@@ -26,7 +26,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import dot, load_bits, load_task
+from graphfuse.kernels.tiles import after_previous, dot, load_bits, load_task
 
 
 @triton.jit
@@ -69,6 +69,7 @@ def attention_bwd_window_kernel(
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     RATE: tl.constexpr = rate_of(SCALE)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     head = tl.program_id(1) * GROUP

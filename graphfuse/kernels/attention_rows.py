@@ -21,6 +21,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
 )
 from graphfuse.kernels.tiles import (
+    after_previous,
     columns_of_step,
     first_columns,
     head_tile,
@@ -50,6 +51,7 @@ def attention_row_kernel(
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     PRECISE: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
@@ -230,6 +232,7 @@ def attention_bwd_row_kernel(
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
     STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:

@@ -31,7 +31,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
     window_step,
 )
-from graphfuse.kernels.tiles import as_scores, dot, finite, load_bits, load_task, rows_at
+from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 
 # The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
 LEAST = tl.constexpr(-3e38)
@@ -280,6 +280,7 @@ def attention_window_kernel(
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import after_previous
 
 MAX_BLOCK = 1024  # columns of a program
 AT_ONCE = 8192  # rows up to which one program sums up all of a few columns
@@ -30,6 +31,7 @@ def _bias_kernel(
     y_ptr, x_ptr, bias_ptr, num_rows, x_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     blocks = tl.cdiv(DIM, BLOCK_DIM)
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     offs_dim = (tl.program_id(0) % blocks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
@@ -50,6 +52,7 @@ def _column_sum_kernel(
     partial_ptr, x_ptr, num_rows, length, x_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     blocks = tl.cdiv(DIM, BLOCK_DIM)
     pid = tl.program_id(0) // blocks
     offs_dim = (tl.program_id(0) % blocks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
@@ -72,6 +75,7 @@ def slices_merge_kernel(
     out_ptr, partial_ptr, num_slices,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLICES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((SLICES, BLOCK), dtype=ACC)
     for first in tl.range(0, num_slices, SLICES):

@@ -24,7 +24,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, rows_at
+from graphfuse.kernels.tiles import after_previous, as_scores, dot, load_bits, load_task, rows_at
 
 
 @triton.jit
@@ -80,6 +80,7 @@ def gat_bwd_window_kernel(
     GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     WARPS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)

@@ -33,6 +33,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.tiles import (
+    after_previous,
     as_scores,
     dot,
     finite,
@@ -298,6 +299,7 @@ def gat_window_kernel(
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     TILTED: tl.constexpr = tilt_ptr is not None
     head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))

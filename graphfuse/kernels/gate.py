@@ -13,6 +13,7 @@ from torch import Tensor
 from graphfuse.kernels import launch
 from graphfuse.kernels.columns import slices_merge
 from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.tiles import after_previous
 
 
 @triton.jit
@@ -39,6 +40,7 @@ def _gate_kernel(
     y_ptr, out_ptr, skip_ptr, weight_ptr, num_rows, out_stride, skip_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     rows, offs_dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_DIM)
     live, mask_dim, offs_row = rows < num_rows, offs_dim < DIM, rows.to(tl.int64)
     o = _load_rows(out_ptr, out_stride, offs_row, live, offs_dim, mask_dim, ACC)
@@ -62,6 +64,7 @@ def _gate_bwd_kernel(
     grad_stride, out_stride, skip_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     pid, offs_dim = tl.program_id(0), tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
     w1, w2, w3 = _load_weight(weight_ptr, offs_dim, mask_dim, DIM, ACC)

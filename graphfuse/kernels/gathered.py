@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import rows_and_heads
+from graphfuse.kernels.tiles import after_previous, rows_and_heads
 
 
 # Copies heads of rows, zeros after their features.
@@ -23,6 +23,7 @@ def _gathered_kernel(
     out_ptr, x_ptr, scale_ptr, num_rows, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     place, live, offs_x = rows_and_heads(num_rows, X_STRIDE, HEADS, DIM, ROWS)
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
     mask = live[:, None] & (offs_dim < DIM)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import dot
+from graphfuse.kernels.tiles import after_previous, dot
 
 MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
 
@@ -32,6 +32,7 @@ def _linear_kernel(
     DIM: tl.constexpr, OUT_DIM: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     blocks = tl.cdiv(OUT_DIM, BLOCK_OUT)
     rows = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     offs_out = (tl.program_id(0) % blocks) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -66,6 +67,7 @@ def _linear_grad_kernel(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     split, tile = tl.program_id(0), tl.program_id(1)
     blocks = tl.cdiv(RIGHT, BLOCK_RIGHT)
     offs_left = (tile // blocks) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
@@ -109,6 +111,7 @@ def _linear_grad_merge_kernel(
     weight_ptr, bias_ptr, partial_ptr, num_splits,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     # without a bias the last LEFT numbers of a slice were not written
     SIZE: tl.constexpr = LEFT * RIGHT if bias_ptr is None else LEFT * RIGHT + LEFT
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

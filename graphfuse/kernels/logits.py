@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.kernels import launch
 from graphfuse.kernels.columns import slices_merge
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import sum_of_products
+from graphfuse.kernels.tiles import after_previous, sum_of_products
 
 # The widest row, heads and their features each rounded up to a power of two, that one program holds.
 MAX_WIDTH = 4096
@@ -46,6 +46,7 @@ def _logits_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     offs_att, mask_att = _features(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_row, mask, offs_head, mask_head = _rows(
         tl.program_id(0) * ROWS, num_rows, mask_att, HEADS, BLOCK_HEADS, ROWS
@@ -72,6 +73,7 @@ def _logits_bwd_kernel(
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     begin = tl.program_id(0) * length
     last = tl.minimum(begin + length, num_rows)
     offs_att, mask_att = _features(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)

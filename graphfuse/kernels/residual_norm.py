@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import after_previous
 
 
 # z = x + y, out = weight (z - mean) / sqrt(var + EPS) + bias.
@@ -23,6 +24,7 @@ def _residual_norm_kernel(
     out_ptr, x_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, x_stride, y_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     rows, offs_dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_DIM)[None, :]
     mask_dim, offs_row = offs_dim < DIM, rows.to(tl.int64)[:, None]
     mask = (rows < num_rows)[:, None] & mask_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,18 +94,21 @@ class Launch:
         if INTERPRETING:
             self._kernel[self._grid](*arguments, **self._options)
             return
+        options = self._options
+        if _may_overlap(index):
+            options = {**options, "launch_pdl": True}
         key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)
             known = specialization(self._kernel, tensors, self._rest)
-            key = (index, places, *self._options.values(), *known)
+            key = (index, places, *options.values(), *known)
             found = _COMPILED.get(key)
         if found is not None:
             self._compiled[places] = found
             self(outputs, operands, aligned, index)
             return
-        kernel = self._kernel[self._grid](*arguments, **self._options)
+        kernel = self._kernel[self._grid](*arguments, **options)
         stream_of = triton.runtime.driver.active.get_current_stream
         # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. The last three of
         # the leading arguments of `run` would be launch hooks.
@@ -112,6 +116,15 @@ class Launch:
         self._compiled[places] = found
         if key is not None:
             _COMPILED[key] = found
+
+
+@functools.cache
+def _may_overlap(index: int) -> bool:
+    import os
+
+    if os.environ.get("GF_PDL") == "0":
+        return False
+    return not HIP and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:

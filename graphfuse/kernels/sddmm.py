@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import columns_of_step, first_columns, row_task, sum_of_products
+from graphfuse.kernels.tiles import after_previous, columns_of_step, first_columns, row_task, sum_of_products
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.
@@ -27,6 +27,7 @@ def _sddmm_row_kernel(
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return

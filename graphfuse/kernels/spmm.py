@@ -13,7 +13,15 @@ from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import finish_tile, load_task, on_their_way, row_sum, rows_at, window_sum
+from graphfuse.kernels.tiles import (
+    after_previous,
+    finish_tile,
+    load_task,
+    on_their_way,
+    row_sum,
+    rows_at,
+    window_sum,
+)
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
@@ -34,6 +42,7 @@ def _spmm_window_kernel(
     BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
     RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
@@ -71,6 +80,7 @@ def _spmm_row_kernel(
     BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     pid = tl.program_id(0)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
@@ -116,6 +126,7 @@ def _spmm_merge_kernel(
     BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM

@@ -11,6 +11,14 @@ _FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
 
 
 @triton.jit
+def after_previous():
+    # Waits until the kernel before this one is done and what it wrote is to be seen: see Launch. Comes first
+    # in every kernel.
+    if tl.target_info.cuda_capability_geq(9, 0):
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def nothing():
     # An empty tuple, to which what a program holds of each of its heads is added.
     return ()

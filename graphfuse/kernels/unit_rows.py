@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import after_previous
 
 
 @triton.jit
@@ -42,6 +43,7 @@ def _unit_rows_kernel(
     scaled_ptr, inverse_ptr, x_ptr, factor_ptr, num_rows, X_STRIDE: tl.constexpr, DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     rows, offs_row, offs_dim, mask = _tile(num_rows, DIM, BLOCK_DIM, ROWS)
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0).to(ACC)
     length = _length(x, LEAST, ACC)
@@ -60,6 +62,7 @@ def _unit_rows_bwd_kernel(
     X_STRIDE: tl.constexpr, SCALED_STRIDE: tl.constexpr, UNIT_STRIDE: tl.constexpr, DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    after_previous()
     _, offs_row, offs_dim, mask = _tile(num_rows, DIM, BLOCK_DIM, ROWS)
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0).to(ACC)
     d_scaled = tl.load(d_scaled_ptr + offs_row * SCALED_STRIDE + offs_dim, mask=mask, other=0.0).to(ACC)
