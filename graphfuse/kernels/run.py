@@ -28,6 +28,10 @@ class Launch:
     optional operands stay the same; alignment is told on every call, and where it is not that of all tensors
     a kernel is kept for each case: a half of stacked projections starts anywhere.
 
+    From compute capability 9.0 on the next kernel's programs are made ready while the last of this one end
+    (programmatic dependent launch), for which every kernel waits before it does anything else, see
+    :func:`.tiles.after_previous`.
+
     Args:
         kernel: A ``triton.jit`` function; its parameters are the arguments of the call and then these.
         programs: Programs of a group; all of a group start before those of the next.
@@ -95,7 +99,7 @@ class Launch:
             self._kernel[self._grid](*arguments, **self._options)
             return
         options = self._options
-        if _may_overlap(index):
+        if _overlaps(index):
             options = {**options, "launch_pdl": True}
         key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
@@ -119,11 +123,8 @@ class Launch:
 
 
 @functools.cache
-def _may_overlap(index: int) -> bool:
-    import os
-
-    if os.environ.get("GF_PDL") == "0":
-        return False
+def _overlaps(index: int) -> bool:
+    # whether the device has what `after_previous` waits with
     return not HIP and torch.cuda.get_device_capability(index) >= (9, 0)
 
 

@@ -12,8 +12,8 @@ _FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
 
 @triton.jit
 def after_previous():
-    # Waits until the kernel before this one is done and what it wrote is to be seen: see Launch. Comes first
-    # in every kernel.
+    # Waits until the kernel before this one is done and what it wrote is to be seen. Launch lets programs
+    # start before that, so this comes first in every kernel.
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_wait()
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -55,6 +56,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+BUILDING = "graphfuse.formats."  # whose kernels are launched one after the other
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 # Bytes that a thread may spill, and kernels that may spill more: windows that guess, in the loop with a
 # running maximum, which is for those that guessed wrong. Their bounds on registers were swept on sm_90, GAT's
@@ -114,12 +116,16 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     options = {"num_warps": case.warps, "enable_fp_fusion": True}
     if case.registers is not None and TARGETS[target].backend == "cuda":
         options["maxnreg"] = case.registers
+    # what a kernel asks of its target it asks the driver, of which there is none
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: TARGETS[target]))
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
     report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name, SPILLED)
     report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
     if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
         report["products"] = dump(compiled, "-sass").count("HMMA.")
+    report["waits"] = "griddepcontrol.wait;" in compiled.asm.get("ptx", "")
+    report["waits_wanted"] = target in ("sm_90", "sm_100") and not case.kernel.__module__.startswith(BUILDING)
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
 

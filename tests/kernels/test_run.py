@@ -5,9 +5,11 @@ And a launch finds its operands wherever their rows are.
 
 from __future__ import annotations
 
+import ast
 import mmap
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +22,24 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import graphfuse.nn
+from benchmarks.sanitize import all_kernels
 from graphfuse import RowWindows, ops
 from graphfuse.kernels import run
 
 
 def kernel(a_ptr, b_ptr, size, stride, OPTION: tl.constexpr, ACC: tl.constexpr):
     pass
+
+
+def test_every_kernel_waits_before_anything_else() -> None:
+    found = []
+    for path in sorted(Path(run.__file__).parent.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("kernel"):
+                assert ast.unparse(node.body[0]) == "after_previous()", node.name
+                found.append(node.name.removeprefix("_"))
+    built = {"lay_kernel", "degrees_kernel", "edges_kernel", "keys_kernel", "sort_kernel", "sums_kernel"}
+    assert {name.removeprefix("_") for name in all_kernels()} - built == set(found)
 
 
 def test_too_many_groups() -> None:
