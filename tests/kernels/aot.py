@@ -124,7 +124,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
     if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
         report["products"] = dump(compiled, "-sass").count("HMMA.")
-    report["waits"] = "griddepcontrol.wait;" in compiled.asm.get("ptx", "")
+    report["waits"] = "griddepcontrol.wait" in compiled.asm.get("ptx", "")
     report["waits_wanted"] = target in ("sm_90", "sm_100") and not case.kernel.__module__.startswith(BUILDING)
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
 
