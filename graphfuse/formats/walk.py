@@ -106,8 +106,8 @@ def filled(w: Walk) -> Walk:
         return w
     if w.ptr.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "an op without a kernel for its operands counts the edges of refillable row windows, for which a "
-            "CUDA graph capture must not wait; pass float16, bfloat16 or float32"
+            "the edges of refillable row windows were counted during CUDA graph capture, which must not wait "
+            "for the GPU; decode them before"
         )
     end = int(w.ptr[-1])
     return w._replace(column=w.column[:end], row_mask=None if w.row_mask is None else w.row_mask[:end])

@@ -1,7 +1,8 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
 Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-``sm_80/3`` compiles every third kernel for sm_80, and those that may spill more there.
+``sm_80/3`` compiles every third kernel for sm_80, and those that may spill more there, those whose products
+are counted, and one of each function.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from graphfuse.kernels import (
 from graphfuse.kernels.additive import gathered_together
 from graphfuse.kernels.launch import Config, Load, RowLength
 from tests.kernels.addresses import beyond_32_bits
+from tests.kernels.aot_limits import PRODUCTS, SHARED_LIMIT, SPILLED, SPILLED_MORE
 from tests.kernels.aot_nodes import (
     Case,
     building,
@@ -57,34 +59,6 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BUILDING = "graphfuse.formats."  # whose kernels are launched one after the other
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
-# Bytes that a thread may spill, and kernels that may spill more: windows that guess, in the loop with a
-# running maximum, which is for those that guessed wrong. Their bounds on registers were swept on sm_90, GAT's
-# without self-loops, which only small graphs tell by place.
-SPILLED = 64 if triton.__version__.startswith("3.6.") else 128  # launches are chosen for 3.6's compiler
-SPILLED_MORE = {
-    "sm_80": {
-        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 264,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 120,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 216,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 160,
-    },
-    "sm_90": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 120,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 272,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 152,
-    },
-    "sm_100": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 120,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 272,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 144,
-    },
-    "gfx942": {
-        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 236,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 484,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]": 692,
-    },
-}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
 INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
@@ -394,10 +368,12 @@ def cases() -> Iterator[Case]:
 if __name__ == "__main__":
     for given in sys.argv[1:] or TARGETS:
         target, _, every = given.partition("/")
-        named = set(SPILLED_MORE.get(target, ()))
+        named, functions = {*SPILLED_MORE.get(target, ()), *PRODUCTS}, set()
         for turn, case in enumerate(cases()):
-            if turn % int(every or 1) == 0 or case.name in named:
+            function = case.kernel.__name__
+            if turn % int(every or 1) == 0 or case.name in named or function not in functions:
                 named.discard(case.name)
+                functions.add(function)
                 print(json.dumps(compile_case(case, target)), flush=True)
         if named:
             sys.exit(f"no such kernel: {named}")
