@@ -117,6 +117,15 @@ FAULTS = (
         _select("formats/test_quick", "both_builds_agree and (ragged or bipartite)"),
     ),
     Fault(
+        "refilled-degrees",
+        "stale record",
+        "windows are refilled, and what layers derived of their edges stays",
+        "formats/refillable.py",
+        "                    place.copy_(found)",
+        "                    place.copy_(place)",
+        _select("formats/test_refillable", "derived_follows"),
+    ),
+    Fault(
         "attention-window-stride",
         "wrong stride",
         "the window kernel walks v in steps of k",
