@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from graphfuse import RefillableWindows, RowWindows, nn, ops
 from graphfuse.formats import quick, save_windows
-from graphfuse.formats.walk import Walk, filled
+from graphfuse.formats.walk import Walk, filled, row_masks
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.testing import GRAPHS
 from graphfuse.train.loop import captured
@@ -122,6 +122,8 @@ def test_loops_are_told_in_the_kernel(device: torch.device, monkeypatch: pytest.
         edge_index, x = edges_of(graph, device), torch.randn(NODES, 4, device=device)
         found = layer(x, windows.refill(edge_index))
         torch.testing.assert_close(found, layer(x, plain(edge_index)))
+        masks, loops = row_masks(windows.walk(), True)
+        assert loops == 1 and masks is windows.walk().row_mask  # nothing was derived that would stay
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["operations", "kernels"])
