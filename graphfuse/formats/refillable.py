@@ -14,7 +14,7 @@ from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.lasting import lasting, make_lasting
 from graphfuse.formats.row_windows import RowWindows
 from graphfuse.formats.structure import Structure
-from graphfuse.formats.walk import know_no_copies, walk
+from graphfuse.formats.walk import Filling, know_no_copies, walk
 
 
 class RefillableWindows(RowWindows):
@@ -72,8 +72,8 @@ class RefillableWindows(RowWindows):
     def refill(self, edge_index: Tensor) -> RefillableWindows:
         """Replaces the edges; what layers derived of them is computed anew, in its place.
 
-        Work that was launched before still sees the old edges. A backward pass that is to come sees the new
-        ones: it has to be launched before.
+        Work that was launched before still sees the old edges. A backward pass whose forward saw other edges
+        raises: it has to be launched before.
 
         Args:
             edge_index: ``int32 | int64[2, num_edges]``, sources over receivers, on any device; no edge twice.
@@ -162,6 +162,7 @@ class _Refillable(Structure):
     """Sections with room: of no use is what lies behind the entries and edges that there are."""
 
     is_for_good = False
+    filling: Filling
 
     def __init__(self, num_nodes: int, num_edges: int, num_entries: int, device: torch.device) -> None:
         count = -(-num_nodes // build.WINDOW)
@@ -174,6 +175,7 @@ class _Refillable(Structure):
             packing.Layout(packing.ROWS, scalars, of_rows * 2, None),
         )
         headers, (windows, rows) = packing.blank(layouts, device)
+        self.filling = Filling()
         for packed in (windows, rows):
             know_no_copies(packed, refilled=True)
         nothing = torch.empty(2, 0, dtype=torch.int64, device=device)
@@ -199,7 +201,15 @@ class _Refillable(Structure):
                 self._check_room(facts.middle, facts.total - facts.middle)
                 key = facts.fingerprint
             self.source, self.num_edges, self.fingerprint = edge_index, num_edges, key
+            self._replace_filling()
             self._make_anew()
+
+    def _replace_filling(self) -> None:
+        # Who still holds views of the old edges is told; of what torch.compile saved, PyTorch finds out.
+        self.filling.replaced, self.filling = True, Filling()
+        self.memo = {key: made for key, made in self.memo.items() if key in self.makers}
+        assert self.rows is not None
+        torch.autograd.graph.increment_version((self.windows, self.rows))
 
     def _check_room(self, *entries: int) -> None:
         room = packing.lengths_of(self.windows)[3]

@@ -195,7 +195,7 @@ class RowWindows:
             order = None
             if with_edges:
                 order = self.packed_row_edges if rows else self.packed_window_edges
-            found = walks(graph, order, self._transposed)
+            found = walks(graph, order, self._transposed, self._structure.filling)
             self._structure.memo["walks", rows, with_edges, self._transposed] = found
         return found
 

@@ -18,7 +18,7 @@ from graphfuse.formats import packed as packing
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.lasting import make_lasting
 from graphfuse.formats.memory import advises
-from graphfuse.formats.walk import Walk, edge_order, walk
+from graphfuse.formats.walk import Filling, Walk, edge_order, walk
 
 Key = tuple[int, int, int, torch.device]
 
@@ -27,6 +27,7 @@ class Structure:
     """Packed tensors of one graph. They are never written after they are made, but for refillable ones."""
 
     is_for_good = True  # whether it stays that of its edges, and is found by them
+    filling: Filling | None = None  # that of its edges, if they do not
 
     def __init__(self, windows: Tensor, key: int, source: Tensor | None) -> None:
         self.windows = windows

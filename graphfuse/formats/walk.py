@@ -215,6 +215,15 @@ def edge_order(packed: Tensor, transposed: bool) -> EdgeOrder:
     raise ValueError(f"the packed graph is of kind {kind}, wanted an edge order")
 
 
+class Filling:
+    """What windows in memory that stays hold, until they are filled with other edges."""
+
+    __slots__ = ("replaced",)
+
+    def __init__(self) -> None:
+        self.replaced = False
+
+
 class Walks(NamedTuple):
     """Both directions of a structure, with the caller's edges seen from each if they are needed."""
 
@@ -223,19 +232,29 @@ class Walks(NamedTuple):
     edges: EdgeOrder | None
     backward_edges: EdgeOrder | None
     source: tuple[Tensor, Tensor | None, bool]  # what :func:`walks` read
+    filling: Filling | None = None  # None: the edges stay
+
+    def require_same_edges(self) -> None:
+        """Before a backward pass: raises ``RuntimeError`` if there are other edges now than forward saw."""
+        if self.filling is not None and self.filling.replaced:
+            raise RuntimeError(
+                "row windows were refilled between the forward and the backward pass, whose gradients would "
+                "be those of other edges; call backward before the next refill, or take snapshot() for "
+                "batches that are alive together"
+            )
 
     def transpose(self) -> Walks:
         """The directions swapped."""
         graph, order, transposed = self.source
         swapped = (graph, order, not transposed)
-        return Walks(self.backward, self.forward, self.backward_edges, self.edges, swapped)
+        return Walks(self.backward, self.forward, self.backward_edges, self.edges, swapped, self.filling)
 
 
-def walks(graph: Tensor, order: Tensor | None, transposed: bool) -> Walks:
+def walks(graph: Tensor, order: Tensor | None, transposed: bool, filling: Filling | None = None) -> Walks:
     """Both directions of packed windows or rows and, if given, of the packed edge order that fits them."""
     forward, backward = walk(graph, transposed), walk(graph, not transposed)
     source = (graph, order, transposed)
     if order is None:
-        return Walks(forward, backward, None, None, source)
+        return Walks(forward, backward, None, None, source, filling)
     edges, backward_edges = edge_order(order, transposed), edge_order(order, not transposed)
-    return Walks(forward, backward, edges, backward_edges, source)
+    return Walks(forward, backward, edges, backward_edges, source, filling)

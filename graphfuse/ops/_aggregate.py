@@ -24,6 +24,7 @@ from graphfuse.ops._library import (
     direct_apply,
     for_gradient,
     graph_of,
+    packed_of,
     register,
 )
 from graphfuse.ops.columns import column_sums
@@ -222,6 +223,7 @@ class Spmm(torch.autograd.Function):
             y if how.keep_aggregate else None,
             savable(how.row_scale),
             savable(how.col_scale),
+            packed_of(how.graph),
         )
         ctx.graph, ctx.x_dtype = how.graph, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -231,9 +233,9 @@ class Spmm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
-        x, edge_weight, loop_weight, weight, out, y, row_scale, col_scale = ctx.saved_tensors
-        _, needs_x, needs_edge_weight, needs_loop_weight, needs_weight, needs_bias = ctx.needs_input_grad
         dtype, graph = ctx.x_dtype, for_gradient(ctx.graph, grad, grad_y)
+        x, edge_weight, loop_weight, weight, out, y, row_scale, col_scale, _ = ctx.saved_tensors
+        _, needs_x, needs_edge_weight, needs_loop_weight, needs_weight, needs_bias = ctx.needs_input_grad
         needs_y = needs_edge_weight or needs_loop_weight
         if grad is None:
             if grad_y is None:

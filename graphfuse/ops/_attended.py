@@ -68,6 +68,7 @@ def _additive_by_heads(ready: Ready, given: additive.Operands) -> additive.Opera
 
 def additive_backward(ready: Ready, grad: Tensor, saved: Sequence[Any]) -> additive.Gradients:
     """Its gradients, from operands and results."""
+    ready.graph.require_same_edges()
     given, (out, softmax, tilt) = additive.Operands(*saved[:-3]), saved[-3:]
     if ready.shape is None or is_batched(grad):
         results = (out.view(-1, *ready.heads), softmax, tilt.view(-1, *ready.heads) if tilt.numel() else tilt)
@@ -126,6 +127,7 @@ def attention_backward(
     ready: Ready, grad: Tensor, saved: Sequence[Any], into: Sequence[Tensor] | None = None
 ) -> attention.Gradients:
     """Its gradients, from operands and results; those of q, k and v ``into`` rows of one stride, if given."""
+    ready.graph.require_same_edges()
     q, k, v, seed, _, _, key_scale, out, softmax, edge_sum = saved
     if ready.shape is None or is_batched(grad):
         given = _by_heads(ready, attention.Operands(*saved[:-3]))

@@ -135,9 +135,19 @@ def for_gradient(graph: Graph, *grads: Tensor | None) -> Graph:
     A batch of gradients, as of ``torch.autograd.functional.jacobian(vectorize=True)``, has no memory that a
     kernel could read: PyTorch calls the registered op for one at a time.
     """
-    if isinstance(graph, Walks) and any(grad is not None and is_batched(grad) for grad in grads):
-        return Packed(*graph.source, graph.forward.num_rows, graph.forward.num_cols)
+    if isinstance(graph, Walks):
+        graph.require_same_edges()
+        if any(grad is not None and is_batched(grad) for grad in grads):
+            return Packed(*graph.source, graph.forward.num_rows, graph.forward.num_cols)
     return graph
+
+
+def packed_of(graph: Graph) -> Tensor | None:
+    """What a Function saves for its backward beside operands: PyTorch raises if it was refilled meanwhile.
+
+    Views of a record say so themselves, see :func:`for_gradient`.
+    """
+    return None if isinstance(graph, Walks) else graph.graph
 
 
 def is_batched(tensor: Tensor) -> bool:

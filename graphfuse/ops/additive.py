@@ -26,6 +26,7 @@ from graphfuse.ops._library import (
     for_gradient,
     graph_of,
     once_differentiable,
+    packed_of,
     register,
 )
 
@@ -335,7 +336,7 @@ class Additive(torch.autograd.Function):
         else:
             results = below_autograd(torch.ops.graphfuse.additive_attention, *graph, *how, *operands)
         ctx.graph, ctx.how = graph, how
-        ctx.save_for_backward(*operands, *results)
+        ctx.save_for_backward(packed_of(graph), *operands, *results)
         ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)  # or every backward would fill two gradients with zeros
         return results
@@ -348,7 +349,8 @@ class Additive(torch.autograd.Function):
             return (None,) * (2 + len(Operands._fields))
         needs = Operands(*ctx.needs_input_grad[2:])
         with_edges = bool(needs.edge or needs.loop_edge)
-        found = gradients(ctx.graph, ctx.how, with_edges, grad, ctx.saved_tensors)
+        _, *saved = ctx.saved_tensors
+        found = gradients(ctx.graph, ctx.how, with_edges, grad, saved)
         wanted = [gradient if need else None for gradient, need in zip(found, needs[:5], strict=True)]
         return None, None, *wanted, None
 

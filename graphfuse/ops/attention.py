@@ -27,6 +27,7 @@ from graphfuse.ops._library import (
     for_gradient,
     graph_of,
     once_differentiable,
+    packed_of,
     register,
 )
 from graphfuse.ops.sddmm import contiguous_rows
@@ -332,7 +333,7 @@ class Attention(torch.autograd.Function):
         else:
             results = below_autograd(torch.ops.graphfuse.attention, *graph, *how, *operands)
         ctx.graph, ctx.how = graph, how
-        ctx.save_for_backward(*operands, *results)
+        ctx.save_for_backward(packed_of(graph), *operands, *results)
         ctx.mark_non_differentiable(results[1])
         ctx.set_materialize_grads(False)  # or every backward would fill a gradient of the softmax with zeros
         return results
@@ -343,7 +344,7 @@ class Attention(torch.autograd.Function):
         ctx: Any, grad: Tensor | None, _: None, edge_value: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Gradients of the operands."""
-        saved = ctx.saved_tensors  # once: activation checkpointing unpacks nothing a second time
+        _, *saved = ctx.saved_tensors  # once: activation checkpointing unpacks nothing a second time
         given, (out, _, edge_sum) = Operands(*saved[:-3]), saved[-3:]
         with_edge_attr = bool(ctx.needs_input_grad[2 + Operands._fields.index("edge_attr")])
         grad = torch.zeros_like(out) if grad is None else grad

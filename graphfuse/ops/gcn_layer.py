@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.walk import Walks
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import direct_apply, for_gradient, is_batched
@@ -77,6 +78,8 @@ class GcnLayer(torch.autograd.Function):
         """Gradients of ``x`` and the parameters: with the sum of ``grad`` over edges, its products."""
         (forward, backward, kept, loops), (x, weight) = ctx.ready, ctx.saved_tensors
         _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        assert isinstance(forward.graph, Walks)
+        forward.graph.require_same_edges()
         dx = moved = d_weight = d_bias = None
         if torch.is_grad_enabled() or is_batched(grad):
             how = backward._replace(graph=for_gradient(forward.graph, grad).transpose())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.data import Data
 
 from graphfuse import RefillableWindows, RowWindows, nn, ops
@@ -113,6 +115,61 @@ def test_what_is_derived_follows(device: torch.device) -> None:
     windows.refill(edges_of("hub", device))
     assert windows.memo("twice", pytest.fail) is memory
     assert torch.equal(memory[0], 2 * plain(edges_of("hub", device)).edges_per_row())
+
+
+@pytest.mark.parametrize("dispatched", [False, True], ids=["directly", "by the dispatcher"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_backward_after_the_next_refill_raises(name: str, dispatched: bool, device: torch.device) -> None:
+    layer, windows = LAYERS[name]().to(device), RefillableWindows(NODES, EDGES, device)
+    x = torch.randn(NODES, 4, device=device, requires_grad=True)
+    windows.refill(edges_of("ragged", device))
+    with FlopCounterMode(display=False) if dispatched else contextlib.nullcontext():
+        late, kept = layer(x, windows).sum(), layer(x, windows).sum()
+        kept.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="take snapshot"):
+            windows.to("meta")
+        with pytest.raises(ValueError, match="edge twice"):  # changes nothing
+            windows.refill(torch.tensor([[1, 1], [0, 0]], device=device))
+        kept.backward(retain_graph=True)
+        windows.refill(edges_of("hub", device))
+        says = "modified by an inplace operation" if dispatched else "refilled between the forward and the"
+        for loss in (late, kept):
+            with pytest.raises(RuntimeError, match=says):
+                loss.backward()
+        layer(x, windows).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, windows: ops.spmm(windows, x),
+        lambda x, windows: ops.spmm_gemm(windows, x, torch.ones(3, 4, device=x.device)),
+        lambda x, windows: ops.sparse_attention(*[x.view(-1, 2, 2)] * 3, windows),
+        lambda x, windows: ops.gat_attention(x[:, :2], x[:, 2:], x.view(-1, 2, 2), windows),
+        lambda x, windows: ops.spmm(windows.transpose(), x),
+    ],
+    ids=["spmm", "spmm_gemm", "sparse_attention", "gat_attention", "transpose"],
+)
+def test_so_does_that_of_ops(call: Any, device: torch.device) -> None:
+    windows = RefillableWindows(NODES, EDGES, device).refill(edges_of("ragged", device))
+    x = torch.randn(NODES, 4, device=device, requires_grad=True)
+    late = call(x, windows).sum()
+    windows.refill(edges_of("ragged", device))  # equal ones too: nobody compares
+    with pytest.raises(RuntimeError, match="refilled between the forward and the backward"):
+        late.backward()
+    call(x, windows).sum().backward()
+
+
+def test_so_does_that_of_a_compiled_model(device: torch.device) -> None:
+    windows = RefillableWindows(NODES, EDGES, device).refill(edges_of("ragged", device))
+    x = torch.randn(NODES, 4, device=device, requires_grad=True)
+    ops.spmm(windows, x)  # builds what the trace may not
+    compiled = torch.compile(lambda x: ops.spmm(windows, x).square().sum(), backend="aot_eager")
+    compiled(x).backward()
+    late = compiled(x)
+    windows.refill(edges_of("hub", device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        late.backward()
 
 
 def test_loops_are_told_in_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
