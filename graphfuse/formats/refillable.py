@@ -10,11 +10,12 @@ from torch import Tensor
 
 from graphfuse.formats import build, inputs, quick
 from graphfuse.formats import packed as packing
+from graphfuse.formats.filling import Filling
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.lasting import lasting, make_lasting
 from graphfuse.formats.row_windows import RowWindows
 from graphfuse.formats.structure import Structure
-from graphfuse.formats.walk import Filling, know_no_copies, walk
+from graphfuse.formats.walk import know_no_copies, walk
 
 
 class RefillableWindows(RowWindows):

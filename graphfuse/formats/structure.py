@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from graphfuse.formats import build, inputs, quick, reorder
 from graphfuse.formats import packed as packing
+from graphfuse.formats.filling import Filling
 from graphfuse.formats.fingerprint import fingerprint
 from graphfuse.formats.lasting import make_lasting
 from graphfuse.formats.memory import advises
-from graphfuse.formats.walk import Filling, Walk, edge_order, walk
+from graphfuse.formats.walk import Walk, edge_order, walk
 
 Key = tuple[int, int, int, torch.device]
 

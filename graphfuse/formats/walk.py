@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse.formats import packed as packing
 from graphfuse.formats.build import WINDOW, decode, places_of
 from graphfuse.formats.by_tensor import ByTensor
+from graphfuse.formats.filling import Filling
 
 # Entries from which on row masks without self-loops are kept, 2 bytes an entry, so that kernels need not look
 # for the loop of each node in every step; and how many are made at once.
@@ -215,15 +216,6 @@ def edge_order(packed: Tensor, transposed: bool) -> EdgeOrder:
     raise ValueError(f"the packed graph is of kind {kind}, wanted an edge order")
 
 
-class Filling:
-    """What windows in memory that stays hold, until they are filled with other edges."""
-
-    __slots__ = ("replaced",)
-
-    def __init__(self) -> None:
-        self.replaced = False
-
-
 class Walks(NamedTuple):
     """Both directions of a structure, with the caller's edges seen from each if they are needed."""
 
@@ -236,12 +228,8 @@ class Walks(NamedTuple):
 
     def require_same_edges(self) -> None:
         """Before a backward pass: raises ``RuntimeError`` if there are other edges now than forward saw."""
-        if self.filling is not None and self.filling.replaced:
-            raise RuntimeError(
-                "row windows were refilled between the forward and the backward pass, whose gradients would "
-                "be those of other edges; call backward before the next refill, or take snapshot() for "
-                "batches that are alive together"
-            )
+        if self.filling is not None:
+            self.filling.require()
 
     def transpose(self) -> Walks:
         """The directions swapped."""

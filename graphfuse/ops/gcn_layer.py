@@ -9,7 +9,6 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
-from graphfuse.formats.walk import Walks
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import direct_apply, for_gradient, is_batched
@@ -78,11 +77,10 @@ class GcnLayer(torch.autograd.Function):
         """Gradients of ``x`` and the parameters: with the sum of ``grad`` over edges, its products."""
         (forward, backward, kept, loops), (x, weight) = ctx.ready, ctx.saved_tensors
         _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        assert isinstance(forward.graph, Walks)
-        forward.graph.require_same_edges()
+        graph = for_gradient(forward.graph, grad)
         dx = moved = d_weight = d_bias = None
         if torch.is_grad_enabled() or is_batched(grad):
-            how = backward._replace(graph=for_gradient(forward.graph, grad).transpose())
+            how = backward._replace(graph=graph.transpose())
             moved, _ = _aggregate.differentiable(how, grad, None, loops, None, None)
             dx = torch.mm(moved, weight) if needs_x else None
             d_weight = torch.mm(moved.t(), x) if needs_weight else None
