@@ -16,12 +16,13 @@ from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure, row_length, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
+from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import after_previous, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
+#   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
 #             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
 #             windows
@@ -29,24 +30,26 @@ from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, row
 def _additive_merge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    HEIGHT: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)
-    live, offs_dim = head < HEADS, tl.arange(0, BLOCK_DIM)
-    mask_own = live[:, None] & (offs_dim < DIM)[None, :]
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
+    nth, inner, head = rows_by_heads(first, tl.program_id(1), SLOTS, ROWS, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
     top = tl.full(head.shape, float("-inf"), dtype=ACC)
     total = tl.zeros(head.shape, dtype=ACC)
     high = tl.zeros(head.shape, dtype=ACC)
-    acc = tl.zeros(mask_own.shape, dtype=ACC)
-    tilt = tl.zeros(mask_own.shape, dtype=ACC)
-    WIDTH: tl.constexpr = PARTS * BLOCK_DIM
-    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
-        offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
+    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        live = (slot < end) & (head < HEADS)
+        mask_own = live[:, None] & (offs_dim < DIM)[None, :]
+        offs_slot = slot.to(tl.int64) * HEIGHT + inner
         offs = slots_ptr + (offs_slot * HEADS + head) * 3
-        slice_top = tl.load(offs, mask=live, other=0.0)
+        slice_top = tl.load(offs, mask=live, other=float("-inf"))
         higher = tl.maximum(top, slice_top)
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
@@ -58,11 +61,16 @@ def _additive_merge_kernel(
             more = tl.load(at + HEADS * DIM, mask=mask_own, other=0.0)
             tilt = tilt * rescale[:, None] + more * weight[:, None]
         top = higher
+    if SLOTS > 1:
+        top, factor = highest_of_slots(top, SLOTS)
+        total, high = over_slots(total * factor, SLOTS), over_slots(high * factor, SLOTS)
+        acc, tilt = over_slots(acc * factor[:, None], SLOTS), over_slots(tilt * factor[:, None], SLOTS)
+        _, inner, head = rows_by_heads(first, tl.program_id(1), 1, ROWS, BLOCK_HEADS)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & live
+    place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & (head < HEADS)
     finish(
         out_ptr, softmax_ptr, tilt_ptr, place, mask, (place * DIM)[:, None] + offs_dim[None, :],
-        mask[:, None] & mask_own, top, total, high, acc, tilt, DROPOUT,
+        mask[:, None] & (offs_dim < DIM)[None, :], top, total, high, acc, tilt, DROPOUT,
     )  # fmt: skip
 
 
@@ -99,8 +107,11 @@ def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
         return None
     block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim, tilted=tilted)
     graph, groups, acc = (w.merges, w.row_index), -(-shape.heads // block_heads), accumulator(shape.dtype)
-    rest = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height, shape.dropout, acc)
-    return Launch(_additive_merge_kernel, w.merges.size(0), 4, graph, rest, groups=groups)
+    adds = launch.merge(w.height, block_heads * block_dim * (1 + tilted))
+    rest: tuple[Any, ...] = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height)
+    rest += (*adds[:3], shape.dropout, acc)
+    programs = w.merges.size(0) * w.height // adds.rows
+    return Launch(_additive_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:

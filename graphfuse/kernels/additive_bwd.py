@@ -26,13 +26,13 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_graph
-from graphfuse.kernels.attention_bwd import attention_bwd_merge_kernel
+from graphfuse.kernels.attention_bwd import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, product_of_rows, rows_and_heads
+from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
@@ -47,24 +47,25 @@ def _additive_delta_kernel(
 ):  # fmt: skip
     after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
-    delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
+    # all loads before any store, behind which they would wait
+    grad = load_rows(grad_ptr, offs_grad, live, DIM, BLOCK_DIM)
+    out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
+    if tilt_ptr is not None:
+        tilt = load_rows(tilt_ptr, place * DIM, live, DIM, BLOCK_DIM)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
+    own = tl.zeros((ROWS,), dtype=ACC)
+    if a_dst_ptr is not None:
+        own = tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC)
+    delta = product_of_rows(out, grad, live, DIM, ACC)
     if grad_ptr.dtype.element_ty.primitive_bitwidth > 16:
         norm = inverse(total)
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
         norm = tl.full((ROWS,), 1.0, dtype=ACC)
-    tl.store(stats_ptr + place * 4, top, mask=live)
-    tl.store(stats_ptr + place * 4 + 1, norm, mask=live)
-    tl.store(stats_ptr + place * 4 + 2, delta, mask=live)
-    if a_dst_ptr is not None:
-        tl.store(
-            stats_ptr + place * 4 + 3, tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC), mask=live
-        )
+    store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:
-        tilt = product_of_rows(tilt_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
-        d_a_dst = (1.0 - SLOPE) * tilt
+        d_a_dst = (1.0 - SLOPE) * product_of_rows(tilt, grad, live, DIM, ACC)
         tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
 
 
@@ -119,16 +120,6 @@ def _stats(plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Sha
     outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
     plan(outputs, (), aligned(grad, a_dst), grad.get_device())
     return stats, d_a_dst
-
-
-def _merge_gradients(w: Walk, shape: Shape, *, extra: int, parts: int) -> Launch | None:
-    if w.num_slots == 0:
-        return None
-    blocks = launch.attention_merge(shape.heads, shape.dim, extra)
-    heads, dim, acc = shape.heads, shape.dim, accumulator(shape.dtype)
-    rest = (w.num_rows, heads * dim, heads, dim, extra, *blocks, w.height, acc)
-    graph, groups = (w.merges, w.row_index), -(-heads // blocks[0])
-    return Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=parts * groups)
 
 
 def _like(tensor: Tensor | None, wanted: bool, x: Tensor) -> Tensor:
@@ -240,7 +231,7 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge_gradients(w, shape, extra=1, parts=2))
+    return Plan(main, merge_gradients(w, heads * dim, heads, dim, 1, 2, acc))
 
 
 def _gatv2_bwd(
@@ -306,6 +297,7 @@ def _gatv2_bwd_plan(
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
     rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops)
     programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-    rest = (*rest, accumulator(dtype))
+    acc = accumulator(dtype)
+    rest = (*rest, acc)
     main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, _merge_gradients(w, shape, extra=0, parts=1 if transposed else 2))
+    return Plan(main, merge_gradients(w, heads * dim, heads, dim, 0, 1 if transposed else 2, acc))

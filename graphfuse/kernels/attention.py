@@ -14,12 +14,13 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
+from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, rows_at, rows_by_heads
+from graphfuse.kernels.tiles import after_previous, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, ceil(HEADS / BLOCK_HEADS))
+#   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
 #             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
 #             row_index of windows
@@ -27,41 +28,46 @@ from graphfuse.kernels.tiles import after_previous, load_task, on_their_way, row
 def _attention_merge_kernel(
     out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, DROPOUT: tl.constexpr,
-    ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, head = rows_by_heads(tl.program_id(1), HEIGHT, BLOCK_HEADS)
-    live = head < HEADS
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
+    nth, inner, head = rows_by_heads(first, tl.program_id(1), SLOTS, ROWS, BLOCK_HEADS)
     offs_dim, offs_edge = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_EDGE)
-    mask_dim = live[:, None] & (offs_dim < DIM)[None, :]
-    mask_edge = live[:, None] & (offs_edge < EDGE_DIM)[None, :]
+    mask_dim, mask_edge = (offs_dim < DIM)[None, :], (offs_edge < EDGE_DIM)[None, :]
     top = tl.full(head.shape, float("-inf"), dtype=ACC)
     total = tl.zeros(head.shape, dtype=ACC)
-    acc = tl.zeros(mask_dim.shape, dtype=ACC)
-    edge_acc = tl.zeros(mask_edge.shape, dtype=ACC)
-    WIDTH: tl.constexpr = BLOCK_DIM + (BLOCK_EDGE if EDGE_DIM > 0 else 0)
-    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, WIDTH)):
-        offs_slot = tl.cast(slot, tl.int64) * HEIGHT + inner
+    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    edge_acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        live = (slot < end) & (head < HEADS)
+        offs_slot = slot.to(tl.int64) * HEIGHT + inner
         offs = offs_slot * HEADS + head
-        slice_top = tl.load(slots_ptr + offs * 2, mask=live, other=0.0)
+        slice_top = tl.load(slots_ptr + offs * 2, mask=live, other=float("-inf"))
         higher = tl.maximum(top, slice_top)
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
         total = total * rescale + tl.load(slots_ptr + offs * 2 + 1, mask=live, other=0.0) * weight
         at = partial_ptr + (offs_slot * HEADS * (DIM + EDGE_DIM) + head * DIM)[:, None] + offs_dim[None, :]
-        acc = acc * rescale[:, None] + tl.load(at, mask=mask_dim, other=0.0) * weight[:, None]
+        acc = acc * rescale[:, None] + tl.load(at, mask=live[:, None] & mask_dim, other=0.0) * weight[:, None]
         if EDGE_DIM > 0:
             offs_edges = offs_slot * HEADS * (DIM + EDGE_DIM) + HEADS * DIM + head * EDGE_DIM
             at = partial_ptr + offs_edges[:, None] + offs_edge[None, :]
-            edge_acc = edge_acc * rescale[:, None] + tl.load(at, mask=mask_edge, other=0.0) * weight[:, None]
+            more = tl.load(at, mask=live[:, None] & mask_edge, other=0.0)
+            edge_acc = edge_acc * rescale[:, None] + more * weight[:, None]
         top = higher
+    if SLOTS > 1:
+        top, factor = highest_of_slots(top, SLOTS)
+        total, acc = over_slots(total * factor, SLOTS), over_slots(acc * factor[:, None], SLOTS)
+        edge_acc = over_slots(edge_acc * factor[:, None], SLOTS)
+        _, inner, head = rows_by_heads(first, tl.program_id(1), 1, ROWS, BLOCK_HEADS)
     norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     offs_out = rows.to(tl.int64) * HEADS + head
-    mask_row = rows < num_rows
-    store_softmax(softmax_ptr, offs_out, mask_row & live, top, total)
+    mask_row = (rows < num_rows) & (head < HEADS)
+    store_softmax(softmax_ptr, offs_out, mask_row, top, total)
     at = out_ptr + offs_out[:, None] * DIM + offs_dim[None, :]
     tl.store(at, (acc * norm).to(out_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_dim)
     if EDGE_DIM > 0:
@@ -139,11 +145,11 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     merge = None
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)
-        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, dropout, acc)
-        graph = (w.merges, w.row_index)
-        merge = Launch(
-            _attention_merge_kernel, w.merges.size(0), 4, graph, rest, groups=-(-heads // blocks[0])
-        )
+        adds = launch.merge(w.height, blocks[0] * (blocks[1] + blocks[2] * (edge_dim > 0)))
+        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, *adds[:3], dropout, acc)
+        programs, graph = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
+        groups = -(-heads // blocks[0])
+        merge = Launch(_attention_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
     return Plan(main, merge)
 
 

@@ -25,55 +25,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_length, window_graph
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
-    load_task,
-    on_their_way,
+    load_rows,
     product_of_rows,
     rows_and_heads,
     rows_at,
-    rows_by_heads,
+    store_pairs,
+    store_quads,
 )
 
 
 # What backward needs to know of each row and head, side by side so that a gather touches one sector: in half
 # precision the pair (LSE in base 2, -delta), as the rounding of an LSE does the same to all weights of a row;
-# else (maximum, 1 / sum, delta, -).
+# else (maximum, 1 / sum, delta, -). And a copy of the gradient, where one is wanted.
 #   grid      (ceil(num_rows * HEADS / ROWS),), as the GPU starts but 1.6 programs a nanosecond
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_delta_kernel(
-    stats_ptr, out_ptr, grad_ptr, edge_sum_ptr, edge_value_ptr, softmax_ptr, num_rows,
-    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, ACC: tl.constexpr,
+    stats_ptr, copy_ptr, out_ptr, grad_ptr, edge_sum_ptr, edge_value_ptr, softmax_ptr, num_rows,
+    GRAD_STRIDE: tl.constexpr, COPY_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    EDGE_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
-    delta = product_of_rows(out_ptr, grad_ptr, place * DIM, offs_grad, live, DIM, BLOCK_DIM, ACC)
+    grad = load_rows(grad_ptr, offs_grad, live, DIM, BLOCK_DIM)
+    out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
+    delta = product_of_rows(out, grad, live, DIM, ACC)
+    if copy_ptr is not None:
+        offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
+        offs = place // HEADS * COPY_STRIDE + place % HEADS * DIM
+        tl.store(copy_ptr + offs[:, None] + offs_dim, grad, mask=live[:, None] & (offs_dim < DIM))
     if edge_sum_ptr is not None:
-        offs = place * EDGE_DIM
-        delta += product_of_rows(edge_sum_ptr, edge_value_ptr, offs, offs, live, EDGE_DIM, BLOCK_EDGE, ACC)
+        edge_sum = load_rows(edge_sum_ptr, place * EDGE_DIM, live, EDGE_DIM, BLOCK_EDGE)
+        edge_value = load_rows(edge_value_ptr, place * EDGE_DIM, live, EDGE_DIM, BLOCK_EDGE)
+        delta += product_of_rows(edge_sum, edge_value, live, EDGE_DIM, ACC)
     if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
-        tl.store(stats_ptr + place * 4, top, mask=live)
-        tl.store(stats_ptr + place * 4 + 1, inverse(total), mask=live)
-        tl.store(stats_ptr + place * 4 + 2, delta, mask=live)
+        store_quads(stats_ptr, place, live, top, inverse(total), delta, tl.zeros((ROWS,), dtype=ACC))
     else:
         lse = top * LOG2_E + tl.log2(tl.where(total == 0, 1.0, total))
-        tl.store(stats_ptr + place * 2, lse, mask=live)
-        tl.store(stats_ptr + place * 2 + 1, -delta, mask=live)
+        store_pairs(stats_ptr, place, live, lse, -delta)
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges, parts * ceil(HEADS / BLOCK_HEADS)): first, second and third, as far as there are,
-#             are merged at a time, as the slices of a hub are many and follow one another
+#   grid      (num_merges * HEIGHT / ROWS, parts * ceil(HEADS / BLOCK_HEADS)): first, second and third, as far
+#             as there are, are merged at a time, as the slices of a hub are many and follow one another
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
 #             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_rows"])
@@ -81,7 +88,7 @@ def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
     OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr,
-    ACC: tl.constexpr,
+    SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
@@ -90,17 +97,18 @@ def attention_bwd_merge_kernel(
     if part == 0:
         _merge(
             first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE, HEADS, DIM,
-            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
+            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
         )  # fmt: skip
     elif second_ptr is not None and part == 1:
         _merge(
             second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE,
-            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, ACC,
+            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
         )  # fmt: skip
     elif third_ptr is not None:
         _merge(
             third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
-            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, ACC,
+            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, SLOTS, ROWS, STAGES,
+            ACC,
         )  # fmt: skip
 
 
@@ -108,20 +116,26 @@ def attention_bwd_merge_kernel(
 def _merge(
     out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, ACC: tl.constexpr,
+    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    window, begin, count, _ = load_task(merges_ptr, tl.program_id(0))
-    inner, head = rows_by_heads(group, HEIGHT, BLOCK_HEADS)
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
+    nth, inner, head = rows_by_heads(first, group, SLOTS, ROWS, BLOCK_HEADS)
     offs_dim = tl.arange(0, BLOCK_DIM)
-    mask = (head < HEADS)[:, None] & (offs_dim < DIM)[None, :]
-    offs_own = head[:, None] * DIM + offs_dim[None, :]
-    acc = tl.zeros(mask.shape, dtype=ACC)
-    for slot in tl.range(begin, begin + count, num_stages=on_their_way(HEIGHT * BLOCK_HEADS, BLOCK_DIM)):
-        offs = (tl.cast(slot, tl.int64) * HEIGHT + inner) * WIDTH
-        acc += tl.load(partial_ptr + offs[:, None] + offs_own, mask=mask, other=0.0)
+    mask_dim = (offs_dim < DIM)[None, :]
+    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        live = (slot < end) & (head < HEADS)
+        offs = (slot.to(tl.int64) * HEIGHT + inner) * WIDTH + head * DIM
+        at = partial_ptr + offs[:, None] + offs_dim[None, :]
+        acc += tl.load(at, mask=live[:, None] & mask_dim, other=0.0)
+    acc = over_slots(acc, SLOTS)
+    _, inner, head = rows_by_heads(first, group, 1, ROWS, BLOCK_HEADS)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    offs = rows.to(tl.int64)[:, None] * OUT_STRIDE + offs_own
-    tl.store(out_ptr + offs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & mask)
+    at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
+    live = (rows < num_rows) & (head < HEADS)
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim)
 
 
 class Saved(NamedTuple):
@@ -158,15 +172,23 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest, groups=groups)
-    merge = None
-    if w.num_slots > 0:
-        edge_dim = 0 if transposed else edge_dim
-        blocks = launch.attention_merge(heads, dim, edge_dim)
-        rest = (w.num_rows, strides[0], heads, dim, edge_dim, *blocks, w.height, acc)
-        graph, groups = (w.merges, w.row_index), -(-heads // blocks[0])
-        parts = 2 if transposed or edge_dim > 0 else 1
-        merge = Launch(attention_bwd_merge_kernel, w.merges.size(0), 4, graph, rest, groups=parts * groups)
-    return Plan(main, merge)
+    edge_dim = 0 if transposed else edge_dim
+    parts = 2 if transposed or edge_dim > 0 else 1
+    return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
+
+
+def merge_gradients(
+    w: Walk, stride: int, heads: int, dim: int, edge_dim: int, parts: int, acc: tl.dtype
+) -> Launch | None:
+    """Adds the slices of ``parts`` gradients, whose rows are ``stride`` apart; ``None`` if nothing is cut."""
+    if w.num_slots == 0:
+        return None
+    blocks = launch.attention_merge(heads, dim, edge_dim)
+    adds = launch.merge(w.height, blocks[0] * max(blocks[1:]))
+    rest = (w.num_rows, stride, heads, dim, edge_dim, *blocks, w.height, *adds[:3], acc)
+    programs, groups = w.merges.size(0) * w.height // adds.rows, parts * -(-heads // blocks[0])
+    graph = (w.merges, w.row_index)
+    return Launch(attention_bwd_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
 
 
 class Plans(NamedTuple):
@@ -177,9 +199,9 @@ class Plans(NamedTuple):
     columns: Plan
 
 
-def _delta_plan(structure: Structure, grad: Tensor, shape: Shape) -> Launch:
+def _delta_plan(structure: Structure, grad: Tensor, shape: Shape, copy_stride: int) -> Launch:
     plans = structure.walk.plans
-    key = ("attention_delta", shape, grad.stride(0))
+    key = ("attention_delta", shape, grad.stride(0), copy_stride)
     plan: Launch | None = plans.get(key)
     if plan is None:
         config = launch.whole_rows(max(shape.dim, shape.edge_dim))
@@ -187,8 +209,8 @@ def _delta_plan(structure: Structure, grad: Tensor, shape: Shape) -> Launch:
             size, length = shape.dtype.itemsize, row_length(structure.walk)
             config = launch.attention_row(shape.heads, shape.dim, size, length, shape.edge_dim)
         blocks = launch.power_of_two(shape.dim), launch.power_of_two(shape.edge_dim)
-        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, shape.edge_dim)
-        rest += (config.rows, *blocks, accumulator(shape.dtype))
+        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), copy_stride, shape.heads, shape.dim)
+        rest += (shape.edge_dim, config.rows, *blocks, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
         plan = plans[key] = Launch(_attention_delta_kernel, programs, config.warps, (), rest)
     return plan
@@ -217,14 +239,28 @@ def _direction_plan(
 
 
 def backward_plans(
-    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape, out_stride: int
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    saved: Saved,
+    shape: Shape,
+    out_stride: int,
+    copies: bool,
 ) -> Plans:
-    """What :func:`attention_bwd` launches for such operands without numbers of edges; no size is 0."""
+    """What :func:`attention_bwd` launches for such operands without numbers of edges; no size is 0.
+
+    Args:
+        structures: As of :func:`attention_bwd`.
+        grad: Likewise.
+        saved: Likewise.
+        shape: Likewise.
+        out_stride: That of the rows that are written.
+        copies: Whether ``grad`` is copied, to such rows.
+    """
     rows, columns = [
         _direction_plan(structure, grad, saved, shape, False, transposed, out_stride)
         for structure, transposed in zip(structures, (False, True), strict=True)
     ]
-    return Plans(_delta_plan(structures[0], grad, shape), rows, columns)
+    return Plans(_delta_plan(structures[0], grad, shape, out_stride * copies), rows, columns)
 
 
 def attention_bwd(
@@ -247,7 +283,8 @@ def attention_bwd(
         shape: That of forward.
         with_edge_attr: Whether the gradient of ``edges.attr`` is wanted.
         plans: Those of :func:`backward_plans`, if they are at hand; then there are no ``edges``.
-        into: Where the gradients of ``q``, ``k`` and ``v`` go, rows of one stride; ``None`` makes them.
+        into: Where the gradients of ``q``, ``k`` and ``v`` go, and then a copy of ``grad`` if one is wanted,
+            rows of one stride; ``None`` makes the three.
 
     Returns:
         Gradients of ``q``, ``k``, ``v``, ``edges.query`` and ``edges.attr``; ``[0]`` where there is none.
@@ -259,7 +296,7 @@ def attention_bwd(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return attention_bwd(structures, grad, edge_value, saved, shape, with_edge_attr, plans, into)
-    dq, dk, dv = into or [q.new_empty(*one.shape) for one in (q, k, v)]
+    dq, dk, dv, *copies = into or [q.new_empty(*one.shape) for one in (q, k, v)]
     if plans is None:
         d_query, d_attr = q.new_empty(0), q.new_empty(0)
     else:
@@ -270,10 +307,11 @@ def attention_bwd(
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
-    delta = _delta_plan(structures[0], grad, shape) if plans is None else plans.delta
+    delta = _delta_plan(structures[0], grad, shape, 0) if plans is None else plans.delta
     edge_sum = None if edge_value is None else saved.edge_sum
-    outputs: tuple[Tensor | None, ...] = (stats, saved.out, grad, edge_sum, edge_value, saved.softmax)
-    delta(outputs, (), aligned(grad, edge_value), index)
+    copy = copies[0] if copies else None
+    outputs: tuple[Tensor | None, ...] = (stats, copy, saved.out, grad, edge_sum, edge_value, saved.softmax)
+    delta(outputs, (), aligned(copy, grad, edge_value), index)
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)

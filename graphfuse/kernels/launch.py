@@ -260,6 +260,28 @@ def attention_group(heads: int, dim: int) -> int:
     return min(power_of_two(heads), max(1, 64 // power_of_two(dim, 16)))
 
 
+class Merge(NamedTuple):
+    """How the slices of a cut window or row are added."""
+
+    slots: int  # slices that are loaded at a time
+    rows: int  # of a slice, in a program
+    stages: int  # of the loop
+    warps: int
+
+
+@functools.cache
+def merge(height: int, width: int, whole: bool = False) -> Merge:
+    """Merges of slices ``[height, width]``; ``whole``: all rows in one program, for a product.
+
+    A hub has hundreds of slices, and one after the other each would wait for memory. More than four on their
+    way, or more shared memory, costs merges of two slices what it brings.
+    """
+    if height == 1:
+        return Merge(max(1, min(16, 2048 // power_of_two(width))), 1, 1, 4)
+    rows = height if whole else height // 2
+    return Merge(1, rows, max(1, min(4, 8192 // (rows * width))), 4)
+
+
 @functools.cache
 def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = False) -> tuple[int, int, int]:
     """Of merges the heads, features and numbers of an edge of a program: 64 sums, or ``tilted`` 32 pairs."""

@@ -12,12 +12,12 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
     finish_tile,
     load_task,
-    on_their_way,
     row_sum,
     rows_at,
     window_sum,
@@ -116,29 +116,31 @@ def _spmm_row_kernel(
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
-#   grid      (num_merges, blocks)
+#   grid      (num_merges * HEIGHT / ROWS, blocks): one program = ROWS rows, all of them with `weight`
 #   reads     partial ACC [num_slots, HEIGHT, DIM]; merges, row_index of windows
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_merge_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
     col_scale_ptr, weight_ptr, bias_ptr, num_rows, num_loops, weight_stride_out,
     weight_stride_in, X_STRIDE: tl.constexpr, X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr,
-    ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    window, first, count, _ = load_task(merges_ptr, tl.program_id(0))
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
-    inner = tl.arange(0, HEIGHT)
-    acc = tl.zeros((HEIGHT, BLOCK_DIM), dtype=ACC)
-    for slot in tl.range(first, first + count, num_stages=on_their_way(HEIGHT, BLOCK_DIM)):
-        offs = (tl.cast(slot, tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
-        acc += tl.load(partial_ptr + offs, mask=mask_dim[None, :], other=0.0)
+    nth, inner, _ = rows_by_heads(first, 0, SLOTS, ROWS, 1)
+    acc = tl.zeros((SLOTS * ROWS, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        offs = (slot.to(tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
+        acc += tl.load(partial_ptr + offs, mask=(slot < end)[:, None] & mask_dim[None, :], other=0.0)
+    acc, inner = over_slots(acc, SLOTS), first + tl.arange(0, ROWS)
     finish_tile(
         acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
         weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * HEIGHT + inner),
-        num_rows, num_loops, offs_dim, mask_dim, X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, HEIGHT, RELU,
+        num_rows, num_loops, offs_dim, mask_dim, X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, ROWS, RELU,
         ACC,
     )  # fmt: skip
 
@@ -187,10 +189,10 @@ def _plan(
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
     if w.num_slots > 0:
-        num_merges = w.merges.size(0)
-        rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *epilogue)
-        cut = (w.merges, w.row_index)
-        merge = Launch(_spmm_merge_kernel, num_merges, config.merge_warps, cut, rest, groups=blocks)
+        adds = launch.merge(w.height, config.block_dim, whole=out_dim is not None)
+        rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
+        programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
+        merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)
     return _Plan(dim if out_dim is None else out_dim, main, merge)
 
 

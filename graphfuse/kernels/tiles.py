@@ -40,20 +40,6 @@ def rows_at(row_index_ptr, place):
     return place
 
 
-@triton.constexpr_function
-def on_their_way(height, width):
-    # Slices [height, width] that a merge has on their way: a hub has hundreds, and one after the other each
-    # would wait for memory. More than four, or more shared memory, costs merges of two slices what it brings.
-    return max(1, min(4, 8192 // (height * width)))
-
-
-@triton.jit
-def rows_by_heads(group, HEIGHT: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    # The rows of a slice and the heads of a group, flat: all heads of a row lie side by side in memory.
-    place = tl.arange(0, HEIGHT * BLOCK_HEADS)
-    return place // BLOCK_HEADS, group * BLOCK_HEADS + place % BLOCK_HEADS
-
-
 @triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
     # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first
@@ -119,18 +105,35 @@ def rows_and_heads(
 
 
 @triton.jit
-def product_of_rows(
-    a_ptr, b_ptr, offs_a, offs_b, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ACC: tl.constexpr
-):
-    # Sums over DIM features of rows of a times rows of b, which begin at the offsets: one for each. Those of
-    # float32 are added as row kernels add, bit for bit: copies of an edge then leave no difference.
+def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    # Rows of DIM features that begin at the offsets, 0 where not live.
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
-    mask = live[:, None] & (offs_dim < DIM)
-    a = tl.load(a_ptr + offs_a[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
-    b = tl.load(b_ptr + offs_b[:, None] + offs_dim, mask=mask, other=0.0).to(ACC)
-    if b_ptr.dtype.element_ty.primitive_bitwidth > 16:
-        return tl.sum(a * b, 1)
-    return sum_of_products(a * b, mask, 1, DIM)
+    return tl.load(ptr + offs[:, None] + offs_dim, mask=live[:, None] & (offs_dim < DIM), other=0.0)
+
+
+@triton.jit
+def product_of_rows(a, b, live, DIM: tl.constexpr, ACC: tl.constexpr):
+    # Sums over DIM features of rows a times rows b: one for each. Those of float32 are added as row kernels
+    # add, bit for bit: copies of an edge then leave no difference.
+    product = a.to(ACC) * b.to(ACC)
+    if b.dtype.primitive_bitwidth > 16:
+        return tl.sum(product, 1)
+    mask = live[:, None] & (tl.arange(0, a.shape[1]) < DIM)[None, :]
+    return sum_of_products(product, mask, 1, DIM)
+
+
+@triton.jit
+def store_pairs(ptr, place, live, first, second):
+    # two numbers of each place, side by side in one access
+    at = ptr + place[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(at, tl.join(first, second), mask=live[:, None])
+
+
+@triton.jit
+def store_quads(ptr, place, live, first, second, third, fourth):
+    # four numbers of each place, side by side in one access
+    quads = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(first.shape[0], 4)
+    tl.store(ptr + place[:, None] * 4 + tl.arange(0, 4)[None, :], quads, mask=live[:, None])
 
 
 @triton.jit

@@ -126,7 +126,15 @@ def _by_heads(ready: Ready, given: attention.Operands) -> attention.Operands:
 def attention_backward(
     ready: Ready, grad: Tensor, saved: Sequence[Any], into: Sequence[Tensor] | None = None
 ) -> attention.Gradients:
-    """Its gradients, from operands and results; those of q, k and v ``into`` rows of one stride, if given."""
+    """Its gradients, from operands and results.
+
+    Args:
+        ready: What forward was run with.
+        grad: The gradient of its result.
+        saved: Operands and results.
+        into: Where the gradients of ``q``, ``k`` and ``v`` go, and a copy of ``grad`` if there is a fourth,
+            rows of one stride.
+    """
     ready.graph.require_same_edges()
     q, k, v, seed, _, _, key_scale, out, softmax, edge_sum = saved
     if ready.shape is None or is_batched(grad):
@@ -135,14 +143,15 @@ def attention_backward(
         grad = grad.view(-1, *ready.heads)
         dq, dk, dv, *none = attention.gradients(ready.graph, ready.how, False, grad, edge_sum, saved)
         found = dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
-        for place, one in zip(into or (), found, strict=False):
+        for place, one in zip(into or (), (*found, grad.view(q.shape)), strict=False):
             place.copy_(one)
         return *found, none[0], none[1]
     kernels, grad = attention.launchers()[1], grad.contiguous()
     results = kernels.Saved(q, k, v, key_scale, out, softmax, edge_sum, seed, None)
     if ready.backward is None:
         stride = q.size(1) if into is None else into[0].stride(0)  # of one layer always the same
-        ready.backward = kernels.backward_plans(ready.structures, grad, results, ready.shape, stride)
+        copies = into is not None and len(into) == 4
+        ready.backward = kernels.backward_plans(ready.structures, grad, results, ready.shape, stride, copies)
     gradients: attention.Gradients = kernels.attention_bwd(
         ready.structures, grad, None, results, ready.shape, False, ready.backward, into
     )

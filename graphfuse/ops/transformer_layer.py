@@ -80,9 +80,7 @@ class TransformerLayer(torch.autograd.Function):
             d_rows = torch.cat([*attention_backward(ctx.ready, grad, saved)[:3], grad], 1)
         else:  # side by side from the start
             d_rows = grad.new_empty(grad.size(0), sum(widths))
-            *places, of_skip = d_rows.split_with_sizes(widths, 1)
-            attention_backward(ctx.ready, grad, saved, places)
-            of_skip.copy_(grad)
+            attention_backward(ctx.ready, grad, saved, d_rows.split_with_sizes(widths, 1))
         dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
         return None, None, None, None, dx, *d_maps
 

@@ -148,6 +148,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
             "BLOCK_OUT": config.block_out,
             "COLUMNS": config.step,
             "EDGES": config.step,
+            "SLOTS": 1,
             "ROWS": config.rows,
             "STAGES": config.stages,
             "LOOPS": int("loop_weight_ptr" in operands),
@@ -158,20 +159,25 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         }
         name = f"{kernel.__name__}[{dtype}-{dim}-{out_dim}-{label}]"
         constants |= {} if "edge_weight_ptr" in operands else without
-        warps = config.merge_warps if kernel is spmm._spmm_merge_kernel else config.warps
         registers = config.registers if kernel is spmm._spmm_window_kernel else None
-        return Case(name, kernel, operands, constants | more, warps, registers)
+        return Case(name, kernel, operands, constants | more, config.warps, registers)
+
+    def merge(height: int, label: str) -> Case:
+        adds = launch.merge(height, config.block_dim, whole=out_dim is not None)
+        how = {"SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
+        warps = config._replace(warps=adds.warps)
+        return case(spmm._spmm_merge_kernel, warps, height, full, label, **how)
 
     for load in Load:
         config = launch.spmm_window(dim, size, out_dim, load)
         yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
         yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
-    yield case(spmm._spmm_merge_kernel, config, 16, full, "windows")
+    yield merge(16, "windows")
     for num_rows in (1, 10**6):
         config = launch.spmm_row(dim, size, out_dim, num_rows)
         yield case(spmm._spmm_row_kernel, config, 1, bare, f"{num_rows}-bare")
         yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{num_rows}-weighted")
-    yield case(spmm._spmm_merge_kernel, config, 1, full, "rows")
+    yield merge(1, "rows")
 
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:

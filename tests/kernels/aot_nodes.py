@@ -193,9 +193,12 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     for kernel, more in kernels:
         merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
         blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
+        width = blocks["BLOCK_HEADS"] * blocks["BLOCK_DIM"]
         for height in (1, 16):
+            adds = launch.merge(height, width)
+            how = {"HEIGHT": height, "SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}{'-tilted' if more else ''}]"
-            yield Case(name, kernel, operands | more, constants | blocks | {"HEIGHT": height}, 4)
+            yield Case(name, kernel, operands | more, constants | blocks | how, adds.warps)
 
 
 def building() -> Iterator[Case]:
