@@ -47,9 +47,8 @@ def time_call(call: Call, device: torch.device, seconds: float) -> Timing:
     head_start_s = min(1.5 * host_s + 2e-5, _LONGEST_HEAD_START_S)
     repeats = max(5, min(200, round(seconds / (total_s + head_start_s + 1e-4))))
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    cache = _cache(device)
     for begin, end in events:
-        cache.zero_()
+        flush(device)
         torch.cuda._sleep(round(head_start_s * 2e9))  # cycles, at about 2 GHz
         begin.record()
         call()
@@ -85,6 +84,11 @@ def time_rounds(
         ratio = quantiles([mine / first for mine, first in zip(times[name], base, strict=True)])
         found[name] = Timing(*quantiles(times[name]), peaks[name], timer, ratio)
     return found
+
+
+def flush(device: torch.device) -> None:
+    """Writes so much that nothing else is left in the GPU's caches."""
+    _cache(device).zero_()
 
 
 def quantiles(values: list[float]) -> tuple[float, float, float]:

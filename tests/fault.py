@@ -28,6 +28,11 @@ class Tests(NamedTuple):
     select: str  # the expression of -k
 
 
+def select(file: str, expression: str) -> Tests:
+    """Tests of a file below ``tests/``, which is named without its suffix."""
+    return Tests(f"tests/{file}.py", expression)
+
+
 class Fault(NamedTuple):
     """One piece of source, what it becomes, and who has to notice."""
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from tests.fault import Fault, Tests
+from tests.fault import Fault, select
+from tests.fault_list_records import OF_RECORDS
 
-
-def _select(file: str, select: str) -> Tests:
-    return Tests(f"tests/{file}.py", select)
-
-
-_SPMM = _select("ops/test_spmm", "test_widths and float32 and 33")
-_SPMM_CUT = _select("ops/test_spmm", "cut_windows and hub and False")
+_SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
+_SPMM_CUT = select("ops/test_spmm", "cut_windows and hub and False")
 _FAR = "kernels/test_run"
 # lines that follow, where one alone would stand there twice
 _SPMM_LOAD = " + offs_dim[None, :]\n        x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)"
@@ -33,7 +29,7 @@ FAULTS = (
         "kernels/tiles.py",
         "return tl.load(row_mask_ptr + offs, mask=offs < end, other=0)",
         "return tl.load(row_mask_ptr + offs, mask=offs <= end, other=0)",
-        _select("ops/test_attention", "output_and_gradients and windows and ragged"),
+        select("ops/test_attention", "output_and_gradients and windows and ragged"),
     ),
     Fault(
         "attention-window-rescale",
@@ -42,7 +38,7 @@ FAULTS = (
         "kernels/attention_windows.py",
         "total * rescale, acc * rescale",
         "total * rescale, acc",
-        _select("ops/test_attention", "output_and_gradients and windows and hub"),
+        select("ops/test_attention", "output_and_gradients and windows and hub"),
     ),
     Fault(
         "attention-row-rescale",
@@ -51,7 +47,7 @@ FAULTS = (
         "kernels/attention_rows.py",
         "total = total * rescale + p\n",
         "total = total + p\n",
-        _select("ops/test_attention", "output_and_gradients and rows and hub"),
+        select("ops/test_attention", "output_and_gradients and rows and hub"),
     ),
     Fault(
         "gat-window-rescale",
@@ -60,7 +56,7 @@ FAULTS = (
         "kernels/gat_windows.py",
         "acc, tilt = acc * rescale, tilt * rescale",
         "acc, tilt = acc * rescale, tilt",
-        _select("ops/test_head_groups", "test_any_group and 4-3-16-gat"),
+        select("ops/test_head_groups", "test_any_group and 4-3-16-gat"),
     ),
     Fault(
         "gat-guess-loop",
@@ -69,7 +65,7 @@ FAULTS = (
         "kernels/gat_windows.py",
         "return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]",
         "return guess, total * factor, high * factor, acc, tilt * factor[:, None]",
-        _select("ops/test_gat_maximum", "changes_no_result and 3"),
+        select("ops/test_gat_maximum", "changes_no_result and 3"),
     ),
     Fault(
         "attention-merge-rescale",
@@ -78,7 +74,34 @@ FAULTS = (
         "kernels/attention.py",
         "rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)",
         "rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift_of(slice_top))",
-        _select("ops/test_attention", "slices and hub and rows"),
+        select("ops/test_attention", "slices and hub and windows"),
+    ),
+    Fault(
+        "merge-of-slots",
+        "missing rescale",
+        "slices of a long row that are loaded at a time are added as if their maxima were equal",
+        "kernels/merge_tiles.py",
+        "tl.exp(tops - shift_of(highest)[None, :])",
+        "tl.exp(tops - shift_of(tops))",
+        select("ops/test_attention", "slices and hub and rows"),
+    ),
+    Fault(
+        "merge-tail",
+        "dropped tail",
+        "of a long row no more slices are added than are loaded at a time",
+        "kernels/additive.py",
+        "for start in tl.range(begin, end, SLOTS, ",
+        "for start in tl.range(begin, tl.minimum(begin + SLOTS, end), SLOTS, ",
+        select("ops/test_additive_attention", "slices and crowd and gat-rows"),
+    ),
+    Fault(
+        "copied-gradient",
+        "wrong stride",
+        "the gradient of TransformerConv's skip connection is laid out as the gradient that came",
+        "kernels/attention_bwd.py",
+        "place // HEADS * COPY_STRIDE",
+        "place // HEADS * GRAD_STRIDE",
+        select("nn/test_whole", "numbers_are_those and TransformerConv"),
     ),
     Fault(
         "sddmm-edge-order",
@@ -87,7 +110,7 @@ FAULTS = (
         "kernels/sddmm.py",
         "tl.store(out_ptr + place, total",
         "tl.store(out_ptr + offs, total",
-        _select("ops/test_sddmm", "output_and_gradients and ragged and float32"),
+        select("ops/test_sddmm", "output_and_gradients and ragged and float32"),
     ),
     Fault(
         "gatv2-receiver",
@@ -96,7 +119,7 @@ FAULTS = (
         "kernels/gatv2_rows.py",
         "receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]",
         "receiver = (column[:, None] * 0 + row).to(tl.int64) * HEADS + heads[None, :]",
-        _select("ops/test_additive_attention", "test_gatv2 and ragged"),
+        select("ops/test_additive_attention", "test_gatv2 and ragged"),
     ),
     Fault(
         "gat-heads-features",
@@ -105,25 +128,7 @@ FAULTS = (
         "kernels/tiles.py",
         "return heads, heads[:, None] * DIM + offs_dim[None, :], mask",
         "return heads, offs_dim[None, :] * HEADS + heads[:, None], mask",
-        _select("ops/test_additive_attention", "test_widths and gat-rows and 24"),
-    ),
-    Fault(
-        "quick-build-transpose",
-        "swapped index",
-        "the quick build puts the row of the receiver into keys of the transpose",
-        "formats/quick_kernels.py",
-        "(dst << 4) | (src & 15)",
-        "(dst << 4) | (dst & 15)",
-        _select("formats/test_quick", "both_builds_agree and (ragged or bipartite)"),
-    ),
-    Fault(
-        "refilled-degrees",
-        "stale record",
-        "windows are refilled, and what layers derived of their edges stays",
-        "formats/refillable.py",
-        "                    place.copy_(found)",
-        "                    place.copy_(place)",
-        _select("formats/test_refillable", "derived_follows"),
+        select("ops/test_additive_attention", "test_widths and gat-rows and 24"),
     ),
     Fault(
         "attention-window-stride",
@@ -132,7 +137,7 @@ FAULTS = (
         "kernels/attention_windows.py",
         "gather(v_ptr, column, head, V_STRIDE,",
         "gather(v_ptr, column, head, K_STRIDE,",
-        _select(_FAR, "2_31 and windows and sparse_attention"),
+        select(_FAR, "2_31 and windows and sparse_attention"),
     ),
     Fault(
         "attention-backward-stride",
@@ -141,15 +146,15 @@ FAULTS = (
         "kernels/attention_rows.py",
         "offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]",
         "offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]",
-        _select("ops/test_attention", "strided"),
+        select("ops/test_attention", "strided"),
     ),
     Fault(
         "spmm-last-slice",
         "missing merge",
         "the last slice of a long window or row is not added",
         "kernels/spmm.py",
-        "for slot in tl.range(first, first + count, ",
-        "for slot in tl.range(first, first + count - 1, ",
+        "for start in tl.range(begin, end, SLOTS, ",
+        "for start in tl.range(begin, end - 1, SLOTS, ",
         _SPMM_CUT,
     ),
     Fault(
@@ -157,9 +162,9 @@ FAULTS = (
         "missing merge",
         "the gradient of a long window or row lacks its first slice",
         "kernels/attention_bwd.py",
-        "for slot in tl.range(begin, begin + count, ",
-        "for slot in tl.range(begin + 1, begin + count, ",
-        _select("ops/test_attention", "slices and hub and windows"),
+        "for start in tl.range(begin, end, SLOTS, ",
+        "for start in tl.range(begin + 1, end, SLOTS, ",
+        select("ops/test_attention", "slices and hub and windows"),
     ),
     Fault(
         "spmm-row-tail",
@@ -177,7 +182,7 @@ FAULTS = (
         "kernels/additive_rows.py",
         "        listed_edge = live[:, None] & mask_head",
         "        live = offs < end - 1\n        listed_edge = live[:, None] & mask_head",
-        _select("ops/test_additive_attention", "test_gat and rows and hub"),
+        select("ops/test_additive_attention", "test_gat and rows and hub"),
     ),
     Fault(
         "spmm-window-bits",
@@ -195,7 +200,7 @@ FAULTS = (
         "kernels/attention_rows.py",
         "s = sum_of_products(q[None, :, :] * k, live",
         "s = sum_of_products(q[None, :, :] * k.to(tl.float16).to(ACC), live",
-        _select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
+        select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
     ),
     Fault(
         "dense-product-bits",
@@ -204,16 +209,7 @@ FAULTS = (
         "kernels/tiles.py",
         "return tl.dot(a, b, acc, input_precision=_FLOAT32, out_dtype=ACC)",
         "return tl.dot(a.to(tl.float16), b.to(tl.float16), acc, out_dtype=ACC)",
-        _select("kernels/test_linear", "float32"),
-    ),
-    Fault(
-        "slices-share-a-slot",
-        "race",
-        "two slices of a long window or row get one slot to write to",
-        "formats/build.py",
-        "slot = torch.where(is_slice, is_slice.cumsum(0) - 1, -1)",
-        "slot = torch.where(is_slice, (is_slice.cumsum(0) - 1) // 2, -1)",
-        _SPMM_CUT,
+        select("kernels/test_linear", "float32"),
     ),
     Fault(
         "gate-shares-a-slot",
@@ -222,7 +218,7 @@ FAULTS = (
         "kernels/gate.py",
         "partial_ptr += pid.to(tl.int64) * (3 * DIM) + offs_dim",
         "partial_ptr += (pid // 2).to(tl.int64) * (3 * DIM) + offs_dim",
-        _select("ops/test_gate", "slices_of_several_steps and float32 and 33"),
+        select("ops/test_gate", "slices_of_several_steps and float32 and 33"),
     ),
     Fault(
         "spmm-window-offset",
@@ -231,7 +227,7 @@ FAULTS = (
         "kernels/tiles.py",
         "offs_x = column[:, None].to(tl.int64) * X_STRIDE" + _SPMM_LOAD,
         "offs_x = column[:, None] * X_STRIDE" + _SPMM_LOAD,
-        _select(_FAR, "2_31 and spmm"),
+        select(_FAR, "2_31 and spmm"),
     ),
     Fault(
         "sddmm-offset",
@@ -240,7 +236,7 @@ FAULTS = (
         "kernels/sddmm.py",
         "offs_b = column[:, None].to(tl.int64) * b_stride",
         "offs_b = column[:, None] * b_stride",
-        _select(_FAR, "2_31 and sddmm"),
+        select(_FAR, "2_31 and sddmm"),
     ),
     Fault(
         "attention-backward-offset",
@@ -249,7 +245,7 @@ FAULTS = (
         "kernels/attention_rows.py",
         "offs_other = column[:, None, None].to(tl.int64)\n" + _BACKWARD_MASK,
         "offs_other = column[:, None, None]\n" + _BACKWARD_MASK,
-        _select(_FAR, "2_31 and rows and sparse_attention"),
+        select(_FAR, "2_31 and rows and sparse_attention"),
     ),
     Fault(
         "gather-offset",
@@ -258,7 +254,7 @@ FAULTS = (
         "kernels/attention_tiles.py",
         "at = x_ptr + column.to(tl.int64)[:, None] * STRIDE",
         "at = x_ptr + column[:, None] * STRIDE",
-        _select(_FAR, "2_31 and windows and attention"),
+        select(_FAR, "2_31 and windows and attention"),
     ),
     Fault(
         "spmm-store-offset",
@@ -267,26 +263,8 @@ FAULTS = (
         "kernels/tiles.py",
         "mask_row = rows < num_rows\n    offs_row = rows.to(tl.int64)",
         "mask_row = rows < num_rows\n    offs_row = rows",
-        _select("ops/test_real_graphs", "offsets_beyond_32_bits"),
+        select("ops/test_real_graphs", "offsets_beyond_32_bits"),
         gpu=True,
-    ),
-    Fault(
-        "edited-edges",
-        "stale record",
-        "the cache serves a record of what an `edge_index` was before an in-place edit",
-        "formats/cache.py",
-        " or known.state != state",
-        "",
-        _select("formats/test_cache", "in_place"),
-    ),
-    Fault(
-        "reused-id",
-        "stale record",
-        "the cache serves the record of a dead tensor to one with its id",
-        "formats/by_tensor.py",
-        " and entry[0]() is tensor",
-        "",
-        _select("formats/test_cache", "used_again"),
     ),
     Fault(
         "spmm-nan-leak",
@@ -295,7 +273,7 @@ FAULTS = (
         "kernels/tiles.py",
         "if not finite(acc):",
         "if tl.max(((acc * 0) != 0).to(tl.int32)) > 1:",
-        _select("ops/test_spmm", "nan_and_inf"),
+        select("ops/test_spmm", "nan_and_inf"),
     ),
     Fault(
         "empty-row",
@@ -304,7 +282,7 @@ FAULTS = (
         "kernels/attention_tiles.py",
         'return tl.where(top == float("-inf"), 0.0, top)',
         "return top",
-        _select("ops/test_attention", "rows_without_edges"),
+        select("ops/test_attention", "rows_without_edges"),
     ),
     Fault(
         "dropped-copies",
@@ -313,16 +291,7 @@ FAULTS = (
         "kernels/attention_bwd_windows.py",
         "other_key = of_copy(other_key, of_columns(copy, GROUP))",
         "other_key = of_copy(other_key, of_columns(copy * 0, GROUP))",
-        _select("ops/test_attention", "test_dropout and repeated and windows"),
-    ),
-    Fault(
-        "believed-file",
-        "unchecked file",
-        "the numbers of a file go to kernels as they are",
-        "formats/save.py",
-        'check_parts(parts, source.to(parts["windows"].device))',
-        "pass",
-        _select("formats/test_mutated_files", "every_number"),
+        select("ops/test_attention", "test_dropout and repeated and windows"),
     ),
     Fault(
         "attention-held",
@@ -331,7 +300,7 @@ FAULTS = (
         "kernels/attention_tiles.py",
         "good = ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0))",
         "good = total == total",
-        _select("ops/test_running_maximum", "that_needs_one"),
+        select("ops/test_running_maximum", "that_needs_one"),
     ),
     Fault(
         "attention-seen",
@@ -340,7 +309,7 @@ FAULTS = (
         "kernels/attention_windows.py",
         "seen |= bits.to(tl.int32)",
         "seen |= bits.to(tl.int32) * 0",
-        _select("ops/test_running_maximum", "that_needs_one"),
+        select("ops/test_running_maximum", "that_needs_one"),
     ),
     Fault(
         "logits-swapped",
@@ -349,16 +318,7 @@ FAULTS = (
         "kernels/logits.py",
         "tl.store(partial_ptr + HEADS * DIM + offs_att, of_right",
         "tl.store(partial_ptr + HEADS * DIM + offs_att, of_left",
-        _select("ops/test_logits", "test_the_kernels and float32"),
-    ),
-    Fault(
-        "reordered-rows",
-        "swapped index",
-        "windows in another order say that they hold the rows as numbered",
-        "formats/build.py",
-        "index_of(order)  #",
-        "index_of(order.sort().values)  #",
-        _select("formats/test_orders", "same_graph and ragged and degree"),
+        select("ops/test_logits", "test_the_kernels and float32"),
     ),
     Fault(
         "reordered-merge",
@@ -367,24 +327,7 @@ FAULTS = (
         "kernels/attention.py",
         "rows = rows_at(row_index_ptr, window * HEIGHT + inner)",
         "rows = window * HEIGHT + inner",
-        _select("ops/test_reordered", "test_attention and late_hub"),
+        select("ops/test_reordered", "test_attention and late_hub"),
     ),
-    Fault(
-        "reordered-loops",
-        "swapped index",
-        "attention with a loop for each node counts the loops of a reordered window twice",
-        "formats/walk.py",
-        "return masks_without_loops(w), 2",
-        "return w.row_mask, 2",
-        _select("ops/test_reordered", "test_gat and repeated"),
-    ),
-    Fault(
-        "written-matrix",
-        "stale record",
-        "sparse features whose indices were written to keep the record of the old ones",
-        "formats/cache.py",
-        "same = known is not None and known.state == state",
-        "same = True",
-        _select("nn/test_sparse_features", "until_they_are_stale"),
-    ),
+    *OF_RECORDS,
 )

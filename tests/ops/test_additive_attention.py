@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
 from tests.nn._gat import few_edges
-from tests.ops.test_attention import DTYPES, narrow, wide
+from tests.ops.test_attention import DTYPES, crowd, narrow, wide
 
 OPS = {
     "gat": (ops.gat_attention, reference.gat_attention),
@@ -118,13 +118,14 @@ def test_groups_of_heads(heads_dim: tuple[int, int], device: torch.device) -> No
         check_additive("gat", "ragged", device, torch.float16, *heads_dim, **options)
 
 
-@pytest.mark.parametrize("graph", ["hub", "wide"])
+@pytest.mark.parametrize("graph", ["hub", "wide", "crowd"])
 @WALKS
 def test_slices(
     kind: str, graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setitem(GRAPHS, "wide", wide)
+    monkeypatch.setitem(GRAPHS, "crowd", crowd)
     windows, _, _ = draw(kind, graph, device, torch.float32, 1, 1)
     assert windows.walks(walked == "rows", False).forward.num_slots > 0
     check_additive(kind, graph, device, torch.float16, 2, 12)

@@ -79,12 +79,19 @@ def wide(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
     return edge_index.to(device), (70, 3)
 
 
-@pytest.mark.parametrize("graph", ["hub", "wide"])
+def crowd(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """Rows of more slices than a merge loads at a time, in both directions, of 32 edges each."""
+    return torch.randint(3, (2, 1800), generator=torch.Generator().manual_seed(0)).to(device), (3, 3)
+
+
+@pytest.mark.parametrize("graph", ["hub", "wide", "crowd"])
 def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setitem(GRAPHS, "wide", wide)
+    monkeypatch.setitem(GRAPHS, "crowd", crowd)
     windows, _, _ = draw(graph, device, torch.float32, 1, 1)
-    assert windows.walks(walked == "rows", False).forward.num_slots > 0
+    least = 3 * launch.merge(1, 16).slots if (graph, walked) == ("crowd", "rows") else 0
+    assert windows.walks(walked == "rows", False).forward.num_slots > least
     check_attention(graph, device, narrow(walked), 2, 12)
     check_attention(graph, device, narrow(walked), 2, 12, dropout=0.4, seed=torch.tensor([7], device=device))
 

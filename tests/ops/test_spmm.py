@@ -13,6 +13,7 @@ from torch import Tensor
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch, orders
 from graphfuse.testing import GRAPHS, check
+from tests.ops.test_attention import crowd
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -69,11 +70,12 @@ def test_output_and_gradients_match_definition(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("graph", ["hub", "full", "repeated", "bipartite_tall", "symmetric"])
+@pytest.mark.parametrize("graph", ["hub", "full", "repeated", "bipartite_tall", "symmetric", "crowd"])
 def test_cut_windows_and_rows(
     graph: str, weighted: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    monkeypatch.setitem(GRAPHS, "crowd", crowd)
     for dtype, dim, loops in (
         (torch.float16, 12, True),
         (torch.float32, 12, False),

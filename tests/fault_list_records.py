@@ -1,0 +1,98 @@
+"""The faults of :mod:`tests.fault_list` that are planted above the kernels: in records, ops and layers."""
+
+from __future__ import annotations
+
+from tests.fault import Fault, select
+
+OF_RECORDS = (
+    Fault(
+        "refilled-backward",
+        "stale record",
+        "a backward pass runs although its windows were refilled since forward",
+        "formats/filling.py",
+        "if self.replaced:",
+        "if self.replaced and not self.replaced:",
+        select("formats/test_refillable", "after_the_next_refill and GATConv and directly"),
+    ),
+    Fault(
+        "quick-build-transpose",
+        "swapped index",
+        "the quick build puts the row of the receiver into keys of the transpose",
+        "formats/quick_kernels.py",
+        "(dst << 4) | (src & 15)",
+        "(dst << 4) | (dst & 15)",
+        select("formats/test_quick", "both_builds_agree and (ragged or bipartite)"),
+    ),
+    Fault(
+        "refilled-degrees",
+        "stale record",
+        "windows are refilled, and what layers derived of their edges stays",
+        "formats/refillable.py",
+        "                    place.copy_(found)",
+        "                    place.copy_(place)",
+        select("formats/test_refillable", "derived_follows"),
+    ),
+    Fault(
+        "slices-share-a-slot",
+        "race",
+        "two slices of a long window or row get one slot to write to",
+        "formats/build.py",
+        "slot = torch.where(is_slice, is_slice.cumsum(0) - 1, -1)",
+        "slot = torch.where(is_slice, (is_slice.cumsum(0) - 1) // 2, -1)",
+        select("ops/test_spmm", "cut_windows and hub and False"),
+    ),
+    Fault(
+        "edited-edges",
+        "stale record",
+        "the cache serves a record of what an `edge_index` was before an in-place edit",
+        "formats/cache.py",
+        " or known.state != state",
+        "",
+        select("formats/test_cache", "in_place"),
+    ),
+    Fault(
+        "reused-id",
+        "stale record",
+        "the cache serves the record of a dead tensor to one with its id",
+        "formats/by_tensor.py",
+        " and entry[0]() is tensor",
+        "",
+        select("formats/test_cache", "used_again"),
+    ),
+    Fault(
+        "believed-file",
+        "unchecked file",
+        "the numbers of a file go to kernels as they are",
+        "formats/save.py",
+        'check_parts(parts, source.to(parts["windows"].device))',
+        "pass",
+        select("formats/test_mutated_files", "every_number"),
+    ),
+    Fault(
+        "reordered-rows",
+        "swapped index",
+        "windows in another order say that they hold the rows as numbered",
+        "formats/build.py",
+        "index_of(order)  #",
+        "index_of(order.sort().values)  #",
+        select("formats/test_orders", "same_graph and ragged and degree"),
+    ),
+    Fault(
+        "reordered-loops",
+        "swapped index",
+        "attention with a loop for each node counts the loops of a reordered window twice",
+        "formats/walk.py",
+        "return masks_without_loops(w), 2",
+        "return w.row_mask, 2",
+        select("ops/test_reordered", "test_gat and repeated"),
+    ),
+    Fault(
+        "written-matrix",
+        "stale record",
+        "sparse features whose indices were written to keep the record of the old ones",
+        "formats/cache.py",
+        "same = known is not None and known.state == state",
+        "same = True",
+        select("nn/test_sparse_features", "until_they_are_stale"),
+    ),
+)
