@@ -63,14 +63,14 @@ def _attention_delta_kernel(
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
     delta = product_of_rows(out, grad, live, DIM, ACC)
-    if copy_ptr is not None:
-        offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
-        offs = place // HEADS * COPY_STRIDE + place % HEADS * DIM
-        tl.store(copy_ptr + offs[:, None] + offs_dim, grad, mask=live[:, None] & (offs_dim < DIM))
     if edge_sum_ptr is not None:
         edge_sum = load_rows(edge_sum_ptr, place * EDGE_DIM, live, EDGE_DIM, BLOCK_EDGE)
         edge_value = load_rows(edge_value_ptr, place * EDGE_DIM, live, EDGE_DIM, BLOCK_EDGE)
         delta += product_of_rows(edge_sum, edge_value, live, EDGE_DIM, ACC)
+    if copy_ptr is not None:
+        offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
+        offs = place // HEADS * COPY_STRIDE + place % HEADS * DIM
+        tl.store(copy_ptr + offs[:, None] + offs_dim, grad, mask=live[:, None] & (offs_dim < DIM))
     if out_ptr.dtype.element_ty.primitive_bitwidth > 16:
         store_quads(stats_ptr, place, live, top, inverse(total), delta, tl.zeros((ROWS,), dtype=ACC))
     else:

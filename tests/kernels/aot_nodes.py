@@ -115,9 +115,10 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         "ACC": tl.float32,
     }
     strides = {"X_STRIDE": heads * dim, "GRAD_STRIDE": heads * dim, "WIDTH": -(-dim // 8) * 8}
+    strides["COPY_STRIDE"] = 4 * heads * dim
     edges = {"EDGE_DIM": 0, "BLOCK_EDGE": 1, "SLOPE": 0.2}
     operands = dict.fromkeys(
-        ("out_ptr", "x_ptr", "grad_ptr", "tilt_ptr", "a_dst_ptr", "d_a_dst_ptr"), pointer
+        ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "d_a_dst_ptr"), pointer
     )
     operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
     for kernel in (

@@ -16,9 +16,14 @@ from benchmarks.sanitize import all_kernels
 from tests.kernels.aot_limits import PRODUCTS
 
 ROOT = Path(__file__).parents[2]
+# Each function is compiled for each GPU, of the variants every so many: all take an hour.
+if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
+    TARGETS = ["sm_80/5", "sm_90/1", "sm_100/5", "gfx942/7"]
+else:
+    TARGETS = ["sm_80/99", "sm_90/9", "sm_100/99", "gfx942/99"]
 
 
-@pytest.mark.parametrize("target", ["sm_80/49", "sm_90/4", "sm_100/49", "gfx942/99"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_fits(target: str) -> None:
     # in a process of its own: this one may interpret kernels
     env = {**os.environ, "TRITON_INTERPRET": "0"}
