@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.bench import Case
+from benchmarks.bench import REGISTRY, Case
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what names cases, for :func:`chosen`."""
+    parser.add_argument("bench", choices=sorted(REGISTRY), metavar="BENCH", help="of benchmarks.run")
+    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweep")
+    parser.add_argument("--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the cases")
+
+
+def chosen(given: argparse.Namespace) -> list[Case]:
+    """The cases that were named; says so if there are none."""
+    plan = [case for case in REGISTRY[given.bench].cases(given.graphs) if fits(case, given.only)]
+    if not plan:
+        print(f"no case of {given.bench} is {' '.join(given.only)}", file=sys.stderr)
+    return plan
 
 
 def fits(case: Case, only: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, Bench, Case, machine
-from benchmarks.cases import as_text, fits
+from benchmarks.cases import add_arguments, as_text, chosen
 from benchmarks.sanitize import count_launches
 from benchmarks.soak import append
 
@@ -40,17 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.profile", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("bench", choices=sorted(REGISTRY), metavar="BENCH", help="of benchmarks.run")
-    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweep")
-    parser.add_argument("--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the cases")
+    add_arguments(parser)
     parser.add_argument("--kernels", nargs="+", required=True, metavar="NAME", help="that are looked at")
     parser.add_argument("--launches", type=int, default=1, help="of each kernel in a case, the first ones")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="rows are appended to")
     parser.add_argument("--call", action="store_true", help="call graphfuse once for each case, unprofiled")
     given = parser.parse_args(arguments)
-    plan = [case for case in REGISTRY[given.bench].cases(given.graphs) if fits(case, given.only)]
+    plan = chosen(given)
     if not plan:
-        print(f"no case of {given.bench} is {' '.join(given.only)}", file=sys.stderr)
         return 2
     if given.call:
         call(REGISTRY[given.bench], plan, given.kernels)

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, Bench, Case, device, machine
-from benchmarks.cases import as_text, fits
+from benchmarks.cases import add_arguments, as_text, chosen
 from benchmarks.soak import append
 from benchmarks.timing import flush, release, time_call
 
@@ -47,14 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.timeline", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("bench", choices=sorted(REGISTRY), metavar="BENCH", help="of benchmarks.run")
-    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweep")
-    parser.add_argument("--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the cases")
+    add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="rows are appended to")
     given = parser.parse_args(arguments)
-    plan = [case for case in REGISTRY[given.bench].cases(given.graphs) if fits(case, given.only)]
+    plan = chosen(given)
     if not plan:
-        print(f"no case of {given.bench} is {' '.join(given.only)}", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
         print("kernels are looked at while a GPU runs them, and there is none", file=sys.stderr)

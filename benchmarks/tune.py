@@ -17,7 +17,6 @@ import inspect
 import itertools
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from tqdm import tqdm
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, Bench, Case, Problem, device, machine
-from benchmarks.cases import as_text, fits, pairs
+from benchmarks.cases import add_arguments, as_text, chosen, pairs
 from benchmarks.timing import release, time_call
 from graphfuse.formats.walk import Walk, Walks
 from graphfuse.kernels import launch
@@ -51,12 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.tune", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("bench", choices=sorted(REGISTRY), metavar="BENCH", help="of benchmarks.run")
+    add_arguments(parser)
     parser.add_argument("function", metavar="FUNCTION", help="of launch.py, one that returns a Config")
-    parser.add_argument("--graphs", nargs="+", metavar="GRAPH", help="instead of those of the sweep")
-    parser.add_argument(
-        "--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the benchmark's cases"
-    )
     parser.add_argument(
         "--calls", nargs="+", default=(), metavar="PARAMETER=VALUE", help="of FUNCTION; others stay"
     )
@@ -73,9 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     bench = REGISTRY[given.bench]
-    plan = [case for case in bench.cases(given.graphs) if fits(case, given.only)]
+    plan = chosen(given)
     if not plan:
-        print(f"no case of {given.bench} is {' '.join(given.only)}", file=sys.stderr)
         return 2
     end, failed = time.perf_counter() + given.seconds, 0
     for case in plan:
