@@ -72,7 +72,7 @@ def measure(bench: Bench, case: Case) -> dict[str, Any]:
     call = bench.providers[next(iter(bench.providers))](problem.inputs).call
     call()
     timing = time_call(call, device(), _SECONDS)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:  # else it warns
         for _ in range(_CALLS):
             flush(device())
             torch.cuda._sleep(_SPINS)

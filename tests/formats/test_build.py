@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,10 +204,12 @@ def test_published_statistics(
 ) -> None:
     from torch_geometric.datasets import GitHub, Planetoid
 
-    if name == "github":
-        data = GitHub(str(data_root / "musae-github"))[0]
-    else:
-        data = Planetoid(str(data_root / "planetoid"), name)[0]
+    family = "musae-github" if name == "github" else "planetoid"
+    with FileLock(data_root / f"{family}.lock"):  # PyG writes what another worker would read
+        if name == "github":
+            data = GitHub(str(data_root / family))[0]
+        else:
+            data = Planetoid(str(data_root / family), name)[0]
     windows = RowWindows.from_edge_index(data.edge_index.to(device), (data.num_nodes,) * 2).validate()
     assert f"blocks_per_window={blocks}, edges_per_block={edges}," in repr(windows)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 from torch_geometric.datasets import GitHub
 from torch_geometric.nn import SimpleConv
@@ -43,7 +44,8 @@ def graph(name: str, root: Path | None) -> tuple[Tensor, RowWindows]:
         edge_index, num_nodes = uniform(1_000_000, 6_050_000)
     elif name == "musae-github":
         assert root is not None
-        edge_index, num_nodes = GitHub(str(root / name))[0].edge_index, 37_700
+        with FileLock(root / f"{name}.lock"):  # PyG writes what another worker would read
+            edge_index, num_nodes = GitHub(str(root / name))[0].edge_index, 37_700
     else:
         assert root is not None
         edge_index, num_nodes = from_csr(root / "csr" / f"{name}.npz")
