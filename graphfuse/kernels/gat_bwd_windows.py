@@ -24,7 +24,15 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import after_previous, as_scores, dot, load_bits, load_task, rows_at
+from graphfuse.kernels.tiles import (
+    after_previous,
+    as_scores,
+    dot,
+    load_bits,
+    load_task,
+    quads_apart,
+    rows_at,
+)
 
 
 @triton.jit
@@ -54,6 +62,21 @@ def own_of_scores(own, GROUP: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.con
     if WARPS == 1:  # else a maximum would be one over warps
         own = tl.max(own, len(SHAPE) - 1, keep_dims=True)
     return own
+
+
+@triton.jit
+def stats_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # What receivers in `column` are known by, of GROUP heads from `head` on: four tiles [.., 1, COLUMNS]. Of
+    # each and head it is one piece of 16 bytes, the least that goes past L1 into shared memory. Heads
+    # lie apart there: banks would conflict if a thread's columns were 32 bytes from each other.
+    heads, mask = head + tl.arange(0, GROUP)[:, None, None], None
+    if HEADS % GROUP != 0:
+        mask = heads < HEADS
+    place = column.to(tl.int64)[None, :, None] * HEADS + heads
+    quads = tl.load(stats_ptr + place * 4 + tl.arange(0, 4), mask=mask)
+    if GROUP > 1:
+        quads = quads[:, None, :, :]
+    return quads_apart(quads)
 
 
 @triton.jit
@@ -117,8 +140,7 @@ def gat_bwd_window_kernel(
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
-        receiver = of_columns(column, GROUP).to(tl.int64) * HEADS + heads
-        lse, _, delta, a_dst = load_stats(stats_ptr, receiver, mask_head)
+        lse, _, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
         rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))

@@ -137,6 +137,15 @@ def store_quads(ptr, place, live, first, second, third, fourth):
 
 
 @triton.jit
+def quads_apart(quads):
+    # the four numbers of the last axis
+    even, odd = tl.split(quads.reshape(quads.shape[:-1] + (2, 2)))  # noqa: RUF005  triton unpacks no tuple
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
