@@ -81,7 +81,7 @@ def measure(bench: Bench, case: Case) -> dict[str, Any]:
     spans = [
         Span(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
-        if event.device_type is torch.autograd.DeviceType.CUDA
+        if event.device_type == torch.autograd.DeviceType.CUDA
     ]
     return {
         "bench": bench.name,
