@@ -17,6 +17,7 @@ import inspect
 import itertools
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end, failed = time.perf_counter() + given.seconds, 0
     for case in plan:
         release()
-        rows = list(_sweep(bench, case, given.function, pairs(given.calls), found, end))
+        try:
+            rows = list(_sweep(bench, case, given.function, pairs(given.calls), found, end))
+        except LookupError as error:
+            print(error, file=sys.stderr)
+            return 2
         print(table(case, rows))
         for row in rows:
             _append(given.out, row)
@@ -99,20 +104,24 @@ def changes(vary: Sequence[str]) -> Iterator[Change]:
 
 
 @contextlib.contextmanager
-def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[None]:
-    """Within, ``function`` of the launch table changes what it returns to such calls."""
+def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[list[Config]]:
+    """Within, ``function`` of the launch table changes what it returns to such calls, which it lists."""
     original = getattr(launch, function)
     signature = inspect.signature(original)
+    found: list[Config] = []
 
     def patched(*args: Any, **kwargs: Any) -> Config:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         config: Config = original(*args, **kwargs)
         meant = all(as_text(bound.arguments[name]) == value for name, value in calls.items())
-        return config._replace(**change) if meant else config
+        if meant:
+            config = config._replace(**change)
+            found.append(config)
+        return config
 
     with mock.patch.object(launch, function, patched):
-        yield
+        yield found
 
 
 def _sweep(
@@ -125,8 +134,13 @@ def _sweep(
     def with_change(change: Change, action: Callable[[], Any]) -> Any:
         for walk in walks.values():
             walk.plans.clear()
-        with changed(function, calls, change):
-            return action()
+        with changed(function, calls, change) as met:
+            result = action()
+        if not met:
+            which = " ".join(as_text(value) for value in case.values())
+            wanted = " with " + " ".join(f"{name}={value}" for name, value in calls.items()) if calls else ""
+            raise LookupError(f"{which} makes no call of launch.{function}{wanted}; nothing was swept")
+        return result
 
     if not INTERPRETING:
         prepared = bench.providers[provider](problem.inputs)

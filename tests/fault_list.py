@@ -176,6 +176,15 @@ FAULTS = (
         _SPMM,
     ),
     Fault(
+        "gat-backward-quads",
+        "swapped index",
+        "GAT's backward by windows takes for the second head of a pair the statistics of the first",
+        "kernels/gat_bwd_windows.py",
+        "place = column.to(tl.int64)[None, :, None] * HEADS + heads",
+        "place = column.to(tl.int64)[None, :, None] * HEADS + head",
+        select("ops/test_head_groups", "test_any_group and 4-3-16-gat"),
+    ),
+    Fault(
         "gat-backward-tail",
         "dropped tail",
         "GAT's backward leaves out the last edge of a row",

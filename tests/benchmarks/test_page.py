@@ -90,7 +90,7 @@ def test_the_committed_page_is_of_the_committed_files(tmp_path: Path) -> None:
 
 def test_every_result_file_has_a_place() -> None:
     names = {path.stem for path in (ROOT / "benchmarks/results").glob("*/*.jsonl")}
-    apart = {"profile_attention", "profile", "tune", "floors"}  # see benchmarks/README.md
+    apart = {"profile_attention", "profile", "timeline", "tune", "floors"}  # see benchmarks/README.md
     assert {name for name in names - apart if not name.startswith("train_")} <= page.page_kernels.SAYS.keys()
 
 

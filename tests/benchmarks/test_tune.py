@@ -67,3 +67,11 @@ def test_what_makes_no_sweep(
         tune.main(arguments)
     assert message in capsys.readouterr().err
     assert tune.main(["attention", "attention_row", "--vary", "step=1", "--only", "mode=sideways"]) == 2
+
+
+@pytest.mark.parametrize("value", ["True", "70"])
+def test_calls_that_nobody_makes(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["attention", "attention_window", *CASE, "--vary", "step=16", "--calls", f"heads={value}"]
+    assert tune.main(sweep) == 2
+    wanted = f"tiny 4x32 bfloat16 fwd makes no call of launch.attention_window with heads={value}"
+    assert wanted in capsys.readouterr().err
