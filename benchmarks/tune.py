@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if getattr(getattr(launch, given.function, None), "__annotations__", {}).get("return") != "Config":
         parser.error(f"launch.py has no function {given.function} that returns a Config")
+    takes = inspect.signature(getattr(launch, given.function)).parameters
+    for name in pairs(given.calls).keys() - takes.keys():
+        parser.error(f"{given.function} has no parameter {name}; it has {', '.join(takes)}")
     try:
         found = list(changes(given.vary))
     except ValueError as error:

@@ -58,6 +58,10 @@ def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
         ),
         (("attention", "attention_row", "--vary", "steps=1"), "a Config has no steps; it has block_dim,"),
         (("attention", "attention_row", "--vary", "step"), "write NAME=VALUE"),
+        (
+            ("attention", "attention_row", "--vary", "step=1", "--calls", "head=1"),
+            "attention_row has no parameter head; it has heads, dim, size, length, edge_dim",
+        ),
     ],
 )
 def test_what_makes_no_sweep(
