@@ -45,6 +45,10 @@ _THREADS = 16  # that compile
 Change = dict[str, Any]  # field of Config -> what stands there instead
 
 
+class NoSuchCall(Exception):
+    """A case that makes none of the calls that are to be changed."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if a configuration gave a wrong result, 2 if nothing was swept."""
     parser = argparse.ArgumentParser(
@@ -75,19 +79,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = chosen(given)
     if not plan:
         return 2
-    end, failed = time.perf_counter() + given.seconds, 0
+    end, swept, failed = time.perf_counter() + given.seconds, 0, 0
     for case in plan:
         release()
         try:
             rows = list(_sweep(bench, case, given.function, pairs(given.calls), found, end))
-        except LookupError as error:
+        except NoSuchCall as error:
             print(error, file=sys.stderr)
-            return 2
+            continue
         print(table(case, rows))
+        swept += 1
         for row in rows:
             _append(given.out, row)
             failed += row["status"] == "wrong"
-    return int(failed > 0)
+    return int(failed > 0) if swept else 2
 
 
 def changes(vary: Sequence[str]) -> Iterator[Change]:
@@ -142,7 +147,7 @@ def _sweep(
         if not met:
             which = " ".join(as_text(value) for value in case.values())
             wanted = " with " + " ".join(f"{name}={value}" for name, value in calls.items()) if calls else ""
-            raise LookupError(f"{which} makes no call of launch.{function}{wanted}; nothing was swept")
+            raise NoSuchCall(f"{which} makes no call of launch.{function}{wanted}; nothing was swept")
         return result
 
     if not INTERPRETING:

@@ -350,7 +350,9 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     guess = not (dropout or backward)
-    if heads > 1 and width <= 32 and not (dropout or tilted or (backward and width < 32)):
+    if heads > 1 and width == 32 and not dropout:
+        return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
+    if guess and heads > 1 and width == 16 and not tilted:
         if dim <= 8:
             return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=168, guess=guess)
         return Config(width, 32, 5, 1, rows=2, registers=168, guess=guess)
@@ -358,8 +360,6 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
     if dropout:
         return Config(width, 32, 3, 1, rows=1 if backward else group)
-    if tilted and heads > 1 and width == 32:
-        return Config(width, 32, 5, 1, rows=2, guess=guess)
     if group == 1:
         registers = 128 if width == 32 else None if tilted else 168
         return Config(width, 32, 3, 1, rows=group, registers=registers, guess=guess)

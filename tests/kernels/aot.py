@@ -1,8 +1,8 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
 Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-``sm_90/3`` compiles every third kernel for sm_90, one of each function, and for that GPU also those that may
-spill more and those whose products are counted.
+``sm_90/3`` compiles every third kernel for sm_90, one of each function and, of every 49th or more, those
+that may spill more there and those whose products are counted.
 """
 
 from __future__ import annotations
@@ -374,12 +374,12 @@ def cases() -> Iterator[Case]:
 if __name__ == "__main__":
     for given in sys.argv[1:] or TARGETS:
         target, _, every = given.partition("/")
-        named, functions = {*SPILLED_MORE.get(target, ()), *PRODUCTS}, set()
-        all_named = named.copy() if target == "sm_90" else ()
+        named, functions, step = {*SPILLED_MORE.get(target, ()), *PRODUCTS}, set(), int(every or 1)
+        watched = named.copy() if step < 50 else set()
         for turn, case in enumerate(cases()):
             function = case.kernel.__name__
             named.discard(case.name)
-            if turn % int(every or 1) == 0 or case.name in all_named or function not in functions:
+            if turn % step == 0 or case.name in watched or function not in functions:
                 functions.add(function)
                 print(json.dumps(compile_case(case, target)), flush=True)
         if named:
