@@ -102,7 +102,7 @@ def run_op(i: Inputs, windows: RowWindows) -> Prepared:
     """The op over ``windows``; ``extra`` says what is walked."""
     if isinstance(i, spmm.Inputs):
         x = i.x
-        rows = launch.prefers_rows(windows.sizes[0], x.size(1), x.dtype)
+        rows = launch.prefers_rows(windows.sizes[0], x.size(1))
         prepared = i.run(lambda x: ops.spmm(windows, x), _path(x))
     else:
         x = i.operands.q

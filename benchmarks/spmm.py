@@ -62,7 +62,7 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
     if backward:
         expected.append(_expected(truth.sample(source, target, size[0]), cotangent, weight, 3.0))
     windows = loaded.windows
-    rows = weighted or launch.prefers_rows(windows.sizes[0], head_dim, dtype)
+    rows = weighted or launch.prefers_rows(windows.sizes[0], head_dim)
     floor_ms = None
     if device().type == "cuda":
         floor_ms = floors.spmm_ms(windows, rows, head_dim, dtype, backward)

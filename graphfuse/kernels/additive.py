@@ -127,7 +127,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.gat_window(heads, dim, dropout > 0, backward=False, tilted=tilted)
+        config = launch.gat_window(
+            heads, dim, dropout > 0, False, tilted, launch.load(num_tasks, w.num_entries)
+        )
         graph, with_loops = window_graph(structure, loops)
         pair = gathered_together(config)
         rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)

@@ -218,7 +218,9 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.gat_window(heads, dim, dropout > 0, backward=True)
+        config = launch.gat_window(
+            heads, dim, dropout > 0, True, False, launch.load(num_tasks, w.num_entries)
+        )
         graph, with_loops = window_graph(structure, loops)
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, slope, dropout, with_loops, acc)

@@ -159,7 +159,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_bwd_window(heads, dim, dropout > 0, loops)
+        config = launch.attention_bwd_window(
+            heads, dim, dropout > 0, loops, launch.load(num_tasks, w.num_entries)
+        )
         graph, with_loops = window_graph(structure, loops)
         rest = (w.num_rows, *strides[:5], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)

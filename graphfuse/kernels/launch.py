@@ -55,7 +55,6 @@ class Config(NamedTuple):
     stages: int  # software pipelining depth of the loop
     warps: int
     block_out: int = 16  # output features per step of the fused GEMM
-    merge_warps: int = 4
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
@@ -76,13 +75,13 @@ def row_length(num_rows: int, num_cols: int, num_edges: int) -> RowLength:
     return RowLength.LONG if num_edges >= 256 * max(num_rows, num_cols) else RowLength.NORMAL
 
 
-def prefers_rows(num_rows: int, dim: int, dtype: torch.dtype) -> bool:
+def prefers_rows(num_rows: int, dim: int) -> bool:
     """Whether rows are walked one by one rather than in windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
     share nothing. (With a value per edge, rows always are.)
     """
-    return num_rows < _FULL and dim <= (32 if dtype in HALF else 64)
+    return num_rows < _FULL and dim <= 16
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
@@ -165,10 +164,12 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
         step = 64 if narrow or (width <= 64 and dim % 8 == 0) else 32
         return Config(min(width, 128), step, 3 if narrow else 5, 1)
     if load is Load.TINY:
-        return Config(128, 16, 3, 1) if width >= 128 else Config(block, 32, 3, 1)
+        return Config(128, 16, 2, 1) if width >= 128 else Config(block, 16, 3, 1, registers=80)
     if narrow:
         return Config(block, 64, 3, 1)
     unaligned = dim * size % 16 != 0  # more registers for addresses: spread them
+    if width >= 128 and not unaligned:
+        return Config(128, 32, 5, 1)
     return Config(block, 32, 5 if width <= 64 else 3, 2 if unaligned else 1, registers=96)
 
 
@@ -197,9 +198,9 @@ def attention_prefers_rows(
 ) -> bool:
     """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
 
-    Windows win in half precision, though a window computes 16 scores for each row of k that it reads, except
-    where windows share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
-    float32 the scores of a window would be sums of tensor cores, which are less exact than the definition's.
+    Windows win in half precision, though they compute 16 scores for each row of k that they read, except
+    where they share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
+    float32 scores would be sums of tensor cores, which are less exact than the definition's.
     """
     if dtype not in HALF:
         return True
@@ -213,10 +214,13 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
     ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
     running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
-    and of keys that are ``scaled`` values but for one load. Five stages load two steps ahead, three one.
+    and of keys that are ``scaled`` values but for one load; not where there is hardly more than a first step.
+    Five stages load two steps ahead, three one.
     """
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
+    if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
+        return Config(width, 16, 5, 1, rows=group, registers=128) if group > 1 else Config(width, 16, 2, 2)
     if group > 1 and not (dropout or scaled):
         # a bound costs instructions, but where tasks are short what it makes of the loop is faster
         stages, most = 3 if long and width == 32 else 5, 168 if group > 2 else None if long else 128
@@ -232,27 +236,26 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
     if width <= 128 and dim % 8 == 0:
-        stages = 2 if dropout or scaled else 5 if load is Load.FEW else 3
-        return Config(width, 32, stages, 2 if dropout else 1, guess=guess)
+        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, guess=guess)
     return Config(width, 32, 2, 4, guess=guess)
 
 
 @functools.cache
-def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool) -> Config:
+def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.attention_bwd.attention_bwd`; ``rows`` is the group of heads.
 
-    168 registers let twelve programs of one warp stay on a multiprocessor; left alone, the compiler takes up
-    to 194. Dropout and two heads of 32 would spill; two of 16 keep to it unasked. 32 and 64 features, and
-    two heads, do better with two steps of rows on their way than with more programs.
+    168 registers let twelve programs of a warp stay on a multiprocessor; the compiler would take 194. Dropout
+    and two heads of 32 would spill. 32 and 64 features, and two heads, do better with two steps of rows on
+    their way than with more programs.
     """
-    width = power_of_two(dim, 16)
+    width, tiny = power_of_two(dim, 16), load is Load.TINY
     if width <= 64:
         group = 1 if dropout and width == 32 else min(attention_group(heads, dim), 2)
         registers = None if dropout or group > 1 else 168
         stages = 5 if width >= 32 or group > 1 else 2
-        return Config(width, 32, stages, 1, rows=group, registers=registers)
+        return Config(width, 16 if tiny and group > 1 else 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 64, 2 if dropout or self_loops else 3, 2)
+        return Config(width, 16, 2, 2) if tiny else Config(width, 64, 2 if dropout or self_loops else 3, 2)
     return Config(width, 32 if width <= 128 else 16, 2, 4)
 
 
@@ -274,8 +277,7 @@ class Merge(NamedTuple):
 def merge(height: int, width: int, whole: bool = False) -> Merge:
     """Merges of slices ``[height, width]``; ``whole``: all rows in one program, for a product.
 
-    A hub has hundreds of slices, and one after the other each would wait for memory. More than four on their
-    way, or more shared memory, costs merges of two slices what it brings.
+    More slices on their way, or more shared memory, costs merges of two slices what it brings hubs.
     """
     if height == 1:
         return Merge(max(1, min(16, 2048 // power_of_two(width))), 1, 1, 4)
@@ -297,8 +299,7 @@ def attention_row(heads: int, dim: int, size: int, length: RowLength, edge_dim: 
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
     one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes more
-    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline. Where
-    rows are short there is little to sum.
+    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
     """
     block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
     block_heads = power_of_two(heads)
@@ -329,8 +330,7 @@ def gat_prefers_rows(
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
     For the reasons of dot-product attention, and where heads are narrower than a sector. In inference, where
-    windows need no exponential of a score, half a sector is enough, as they gather two at a time; in training
-    a window does more for each, and several heads of a sector go by rows too.
+    windows need no exponential of a score, half a sector is enough; in training several heads of one do not.
     """
     sector = dim * dtype.itemsize
     if sector < 32:
@@ -342,20 +342,22 @@ def gat_prefers_rows(
 
 
 @functools.cache
-def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool = False) -> Config:
+def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with a guess at the maxima. Several heads, or 64 features, with
-    their ``tilted`` sums need all registers there are. Two heads do best with two steps of rows on their way.
+    Forward without dropout makes do with a guess at the maxima, if there is more than a first step. Several
+    heads, or 64 features, with their ``tilted`` sums need all registers there are.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
-    guess = not (dropout or backward)
+    inference, tiny = not (dropout or backward or tilted), load is Load.TINY
+    guess = not (dropout or backward or tiny)
     if heads > 1 and width == 32 and not dropout:
+        if tiny and not tilted:
+            return Config(width, 16, 5, 1, rows=2, registers=128)
         return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
-    if guess and heads > 1 and width == 16 and not tilted:
-        if dim <= 8:
-            return Config(8, 32, 3, 1, rows=4 if heads > 2 else 2, registers=168, guess=guess)
-        return Config(width, 32, 5, 1, rows=2, registers=168, guess=guess)
+    if inference and heads > 1 and width == 16:
+        block, stages, group = (8, 3, 4 if heads > 2 else 2) if dim <= 8 else (16, 5, 2)
+        return Config(block, 32, stages, 1, rows=group, registers=168, guess=guess)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
     if dropout:

@@ -175,7 +175,7 @@ def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
     main = Launch(_linear_grad_kernel, num_splits, config.warps, (), rest, groups=blocks)
     programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
     merge_rest = (num_splits, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
-    merge = Launch(_linear_grad_merge_kernel, programs, config.merge_warps, (), merge_rest)
+    merge = Launch(_linear_grad_merge_kernel, programs, 4, (), merge_rest)
     return _Plan(num_splits, main, merge)
 
 

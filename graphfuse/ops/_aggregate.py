@@ -78,7 +78,7 @@ def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     x, edge_weight, _, weight, _ = arguments[-5:]
     weighted = edge_weight is not None
     gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
-    return weighted or launch.prefers_rows(sizes[0], gathered, x.dtype), weighted
+    return weighted or launch.prefers_rows(sizes[0], gathered), weighted
 
 
 def differentiable(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:

@@ -43,7 +43,7 @@ def test_every_row_of_the_table_of_aggregation_is_there() -> None:
                 if case.name.endswith(name):
                     with case.forced():
                         load = launch.load(1, 1)
-                        assert not launch.prefers_rows(1, dim, dtype)
+                        assert not launch.prefers_rows(1, dim)
                     found.add(launch.spmm_window(dim, dtype.itemsize, None, load))
             assert found == rows
     with CASES["spmm/rows-many/float16/64"].forced():

@@ -217,8 +217,10 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 )
             ),
             *(
-                (kernel, launch.attention_bwd_window(heads, dim, rate > 0, loops), transposed)
-                for kernel in (attention_bwd_windows.attention_bwd_window_kernel,)
+                (attention_bwd_windows.attention_bwd_window_kernel, config, transposed)
+                for config in dict.fromkeys(
+                    launch.attention_bwd_window(heads, dim, rate > 0, loops, load) for load in launch.Load
+                )
                 for transposed in (False, True)
             ),
         )
@@ -246,6 +248,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             constants |= dict.fromkeys(ROW_STRIDES, heads * dim)
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{rate}-{loops}-{transposed}]"
             name += f"-{config.rows}" if kernel is attention_windows.attention_window_kernel else ""
+            name += f"-{config.step}" if "window" in kernel.__name__ else ""
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}
@@ -276,9 +279,15 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     for rate, with_edges in ((0.0, False), (0.5, True)):
         untilted = {"tilt_ptr": None}
         windows = [
-            (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False, True), False, {}),
-            (gat_windows.gat_window_kernel, launch.gat_window(heads, dim, rate > 0, False), False, untilted),
-            (gat_bwd_windows.gat_bwd_window_kernel, launch.gat_window(heads, dim, rate > 0, True), False, {}),
+            (kernel, config, False, more)
+            for kernel, backward, tilted, more in (
+                (gat_windows.gat_window_kernel, False, True, {}),
+                (gat_windows.gat_window_kernel, False, False, untilted),
+                (gat_bwd_windows.gat_bwd_window_kernel, True, False, {}),
+            )
+            for config in dict.fromkeys(
+                launch.gat_window(heads, dim, rate > 0, backward, tilted, load) for load in launch.Load
+            )
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
         for length in RowLength:
@@ -311,6 +320,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             given = {name: kind for name, kind in given.items() if name not in more}
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{v2}-{more.get('TRANSPOSED')}]"
             name += "-untilted" if kernel is gat_windows.gat_window_kernel and more else ""
+            name += f"-{config.step}-{config.stages}" if "window" in kernel.__name__ else ""
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 

@@ -8,13 +8,13 @@ SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, 
 # Instructions of tensor cores, of both loops, where only a head's own features are summed for it. Were all
 # that its group gathers, the first had 184, with one loop 96.
 PRODUCTS = {
-    "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 88,
-    "attention_window_kernel[fp16-4-32-0-0.0-False-False]-2": 80,
-    "attention_bwd_window_kernel[fp16-8-16-0-0.0-False-True]": 40,
-    "attention_bwd_window_kernel[fp16-4-32-0-0.0-False-True]": 80,
-    "gat_window_kernel[fp16-4-32-0.0-False-None]": 90,
-    "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 50,
-    "gat_bwd_window_kernel[fp16-4-32-0.0-False-None]": 42,
+    "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4-32": 88,
+    "attention_window_kernel[fp16-4-32-0-0.0-False-False]-2-32": 80,
+    "attention_bwd_window_kernel[fp16-8-16-0-0.0-False-True]-32": 40,
+    "attention_bwd_window_kernel[fp16-4-32-0-0.0-False-True]-32": 80,
+    "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 90,
+    "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 50,
+    "gat_bwd_window_kernel[fp16-4-32-0.0-False-None]-32-5": 42,
 }
 # Bytes that a thread may spill, and kernels that may spill more: windows that guess, in the loop with a
 # running maximum, which is for those that guessed wrong. Their bounds on registers were swept on sm_90, GAT's
@@ -22,25 +22,25 @@ PRODUCTS = {
 SPILLED = 64 if triton.__version__.startswith("3.6.") else 128  # launches are chosen for 3.6's compiler
 SPILLED_MORE = {
     "sm_80": {
-        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 264,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 136,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 216,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 160,
+        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4-32": 264,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 136,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 216,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 160,
     },
     "sm_90": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 104,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 272,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 152,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 104,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 272,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 152,
     },
     "sm_100": {
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 112,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 272,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted": 144,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 112,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 272,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 144,
     },
     "gfx942": {
-        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4": 236,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]": 804,
-        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted": 484,
-        "gat_window_kernel[fp16-8-8-0.0-False-None]": 692,
+        "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4-32": 236,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 804,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 484,
+        "gat_window_kernel[fp16-8-8-0.0-False-None]-32-5": 692,
     },
 }

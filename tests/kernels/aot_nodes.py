@@ -65,7 +65,7 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
     operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
     constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
-    yield Case(merge.__name__ + name, merge, operands, shape | constants, config.merge_warps)
+    yield Case(merge.__name__ + name, merge, operands, shape | constants, 4)
 
 
 def normalised(dtype: str, dim: int) -> Iterator[Case]:

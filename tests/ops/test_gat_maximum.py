@@ -20,7 +20,7 @@ EARLY = 19  # a receiver of sources right after the first
 
 @pytest.fixture(autouse=True)
 def windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = launch.gat_window(2, 8, False, False)
+    config = launch.gat_window(2, 8, False, False, False, launch.Load.FEW)
     assert config.guess and config.step == FIRST
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: sizes[-1] is torch.float32)
 
