@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import packed as packing
-from graphfuse.formats.build import WINDOW, decode, places_of
+from graphfuse.formats.build import WINDOW, cut_tasks, decode, places_of
 from graphfuse.formats.by_tensor import ByTensor
 from graphfuse.formats.filling import Filling
+from graphfuse.formats.lasting import make_lasting
 
 # Entries from which on row masks without self-loops are kept, 2 bytes an entry, so that kernels need not look
 # for the loop of each node in every step; and how many are made at once.
@@ -189,6 +190,26 @@ def masks_without_loops(w: Walk) -> Tensor:
         w.derived["masks"] = None if torch.equal(masks, w.row_mask) else masks
     found = w.derived["masks"]
     return w.row_mask if found is None else found
+
+
+def longer_slices(w: Walk) -> Walk:
+    """``w`` with slices twice as long if most of its tasks are slices, for heads in groups.
+
+    Each group of heads has programs of its own, so half as many slices fill the GPU, and as few are merged.
+    Found once; the first call waits for the GPU.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
+    """
+    if w.row_mask is None or 2 * w.num_slots <= w.tasks.size(0):
+        return w
+    longer: Walk | None = w.plans.get("longer_slices")
+    if longer is None:
+        _must_not_capture(w, "the slices of windows for several heads")
+        tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, 2 * w.split, keep_whole=True)
+        longer = w._replace(tasks=tasks, merges=merges, split=2 * w.split, num_slots=num_slots)
+        w.plans["longer_slices"] = longer
+    return longer
 
 
 def _must_not_capture(w: Walk, what: str) -> None:

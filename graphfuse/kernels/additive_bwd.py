@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
+from graphfuse.formats.walk import Walk, longer_slices
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
@@ -218,14 +218,15 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.gat_window(
-            heads, dim, dropout > 0, True, False, launch.load(num_tasks, w.num_entries)
-        )
-        graph, with_loops = window_graph(structure, loops)
+        load = launch.load(num_tasks, w.num_entries)
+        config = launch.gat_window(heads, dim, dropout > 0, backward=True, tilted=False, load=load)
+        groups = -(-heads // config.rows)
+        w = longer_slices(w) if groups > 1 else w
+        graph, with_loops = window_graph(w, copies, loops)
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, slope, dropout, with_loops, acc)
-        groups = -(-heads // config.rows)
-        main = Launch(gat_bwd_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
+        warps, registers = config.warps, config.registers
+        main = Launch(gat_bwd_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
     else:
         config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, row_masks
+from graphfuse.formats.walk import Walk, longer_slices, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
@@ -95,11 +95,10 @@ class Structure(NamedTuple):
     edge_perm: Tensor | None  # position in the caller's edge list of each edge; with edge_attr
 
 
-def window_graph(structure: Structure, self_loops: bool) -> tuple[tuple[Tensor | None, ...], int]:
+def window_graph(w: Walk, copies: Tensor | None, self_loops: bool) -> tuple[tuple[Tensor | None, ...], int]:
     """What window kernels of attention take of the graph, and LOOPS, see :func:`.row_masks`."""
-    w = structure.walk
     row_mask, loops = row_masks(w, self_loops)
-    return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies), loops
+    return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, copies), loops
 
 
 def row_length(w: Walk) -> launch.RowLength:
@@ -130,11 +129,13 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     if w.row_mask is not None:
         load = launch.load(num_tasks, w.num_entries)
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, load)
-        graph, with_loops = window_graph(structure, loops)
+        groups = -(-heads // config.rows)
+        w = longer_slices(w) if groups > 1 else w
+        graph, with_loops = window_graph(w, copies, loops)
         rest = (w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.guess, scale, dropout, with_loops, acc)
-        groups = -(-heads // config.rows)
-        main = Launch(attention_window_kernel, num_tasks, config.warps, graph, rest, config.registers, groups)
+        warps, registers = config.warps, config.registers
+        main = Launch(attention_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_length(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

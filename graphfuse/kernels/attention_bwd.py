@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
+from graphfuse.formats.walk import Walk, longer_slices
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_length, window_graph
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
@@ -159,14 +159,15 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        config = launch.attention_bwd_window(
-            heads, dim, dropout > 0, loops, launch.load(num_tasks, w.num_entries)
-        )
-        graph, with_loops = window_graph(structure, loops)
+        load = launch.load(num_tasks, w.num_entries)
+        config = launch.attention_bwd_window(heads, dim, dropout > 0, loops, load)
+        groups = -(-heads // config.rows)
+        w = longer_slices(w) if groups > 1 else w
+        graph, with_loops = window_graph(w, copies, loops)
         rest = (w.num_rows, *strides[:5], transposed, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)
-        warps, registers, groups = config.warps, config.registers, -(-heads // config.rows)
-        main = Launch(attention_bwd_window_kernel, num_tasks, warps, graph, rest, registers, groups)
+        warps, registers = config.warps, config.registers
+        main = Launch(attention_bwd_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_length(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
+from graphfuse.formats.walk import longer_slices
 from graphfuse.kernels import launch
 from graphfuse.testing import check
 from tests.ops.test_running_maximum import RECEIVERS, SOURCES, graph
@@ -34,10 +35,15 @@ def take(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(
-    kind: str, heads: int, dim: int, device: torch.device, receivers: int = RECEIVERS
+    kind: str,
+    heads: int,
+    dim: int,
+    device: torch.device,
+    receivers: int = RECEIVERS,
+    edge_index: Tensor | None = None,
 ) -> tuple[Any, Any, dict[str, Tensor]]:
     """The op, its definition, and what both are given, for a graph whose windows have all sources."""
-    edge_index = graph(device)
+    edge_index = graph(device) if edge_index is None else edge_index
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, receivers))
     generator = torch.Generator().manual_seed(heads)
     shapes: dict[str, tuple[int, ...]] = {
@@ -77,6 +83,22 @@ def test_any_group(
     ours, theirs, given = problem(kind, heads, dim, device, receivers)
     given = {name: x.requires_grad_() for name, x in given.items()}
     check(lambda **given: ours(**given, **options), lambda **given: theirs(**given, **options), given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_share_slices_twice_as_long(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
+    edges = torch.rand(SOURCES, 70, generator=torch.Generator().manual_seed(0)) < 0.3
+    ours, theirs, given = problem(kind, 4, 32, device, 70, edges.nonzero().t().contiguous().to(device))
+    given = {name: x.requires_grad_() for name, x in given.items()}
+    check(ours, theirs, given)
+    walks = ours.keywords["windows"].walks(False, False)
+    for w in (walks.forward, walks.backward):
+        longer = w.plans["longer_slices"]
+        assert longer_slices(w) is longer and 0 < longer.num_slots < w.num_slots
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,70 @@
+"""Windows that are cut into longer slices, where each has several programs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphfuse import RowWindows
+from graphfuse.formats.walk import Walk, longer_slices
+
+
+def cut(num_dst: int, degree: int, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Walk:
+    """Windows of slices of at most 32 entries: the first of ``degree``, the others of one each."""
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    hub = torch.stack([torch.arange(degree), torch.zeros(degree, dtype=torch.long)])
+    rest = torch.arange(16, num_dst)
+    edges = torch.cat([hub, torch.stack([rest * 0, rest])], 1)
+    return RowWindows.from_edge_index(edges.to(device), (degree, num_dst)).walk()
+
+
+@pytest.mark.parametrize("degree", [65, 96, 127, 128, 129, 500])
+def test_every_entry_is_in_one_slice(
+    degree: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = cut(17, degree, monkeypatch, device)
+    longer = longer_slices(w)
+    assert longer is not w and longer.split == 64 and 0 < longer.num_slots < w.num_slots
+    covered = torch.zeros(w.num_entries, dtype=torch.long)
+    slots = list[tuple[int, int]]()
+    for window, begin, end, slot in longer.tasks.tolist():
+        assert int(w.ptr[window]) <= begin <= end <= int(w.ptr[window + 1]) and end - begin <= 64
+        covered[begin:end] += 1
+        slots += [(slot, window)] if slot >= 0 else []
+    assert (covered == 1).all()
+    (merge,) = longer.merges.tolist()
+    assert sorted(slots) == [(slot, 0) for slot in range(longer.num_slots)]
+    assert merge == [0, 0, longer.num_slots, 0]
+    assert longer_slices(w) is longer
+
+
+def test_slices_that_fit_into_one_are_no_slices(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = cut(17, 40, monkeypatch, device)
+    longer = longer_slices(w)
+    assert w.num_slots == 2 and longer.num_slots == 0 and longer.merges.numel() == 0
+    assert longer.tasks[:, 3].tolist() == [-1, -1]
+
+
+def test_few_slices_stay(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = cut(16 * 40, 500, monkeypatch, device)
+    assert 0 < 2 * w.num_slots <= w.tasks.size(0)
+    assert longer_slices(w) is w
+
+
+def test_walks_of_rows_stay(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_ROW_SLICE", 32)
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    edges = torch.stack([torch.arange(500), torch.zeros(500, dtype=torch.long)]).to(device)
+    w = RowWindows.from_edge_index(edges, (500, 1)).row_walk()
+    assert w.num_slots > 0 and longer_slices(w) is w
+
+
+@pytest.mark.gpu
+def test_none_is_looked_for_during_capture(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = cut(17, 500, monkeypatch, device)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="during CUDA graph capture"), torch.cuda.graph(graph):
+        longer_slices(w)
+    assert longer_slices(w) is not w
