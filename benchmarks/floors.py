@@ -118,6 +118,24 @@ def gather_kv_ms(windows: RowWindows, rows: bool, row_bytes: int) -> float | Non
     return time_ms
 
 
+def gather_by_task_ms(windows: RowWindows, row_bytes: int) -> float | None:
+    """As :func:`gather_ms` over windows, by programs that walk a task each, as kernels that sum rows have to.
+
+    The pieces of the column list that :func:`gather_ms` may read instead end anywhere, and ask for no task.
+    """
+    found = _gathers(windows, False, row_bytes)
+    if found is None:
+        return None
+
+    def measure() -> float:
+        w = _walked(windows, False)
+        x, ordered = _matrix(w, row_bytes), [config for config in found[1] if config.by_task]
+        return min(_time(w, x, config, _SECONDS) for config in ordered[:2])
+
+    time_ms: float = windows.memo(("gather_by_task_ms", row_bytes), measure)
+    return time_ms
+
+
 def _gathers(windows: RowWindows, rows: bool, row_bytes: int) -> tuple[float, list[Config]] | None:
     """The time of the fastest gather, and the configurations, fastest first."""
     if row_bytes < 4 or row_bytes & (row_bytes - 1) or windows.num_entries == 0:
@@ -219,6 +237,23 @@ def additive_ms(
     if len(known) < len(times):
         return None
     return sum(known) + streamed * num_dst * row_bytes / copy_bytes_per_ms(windows.device)
+
+
+@triton.jit
+def _nothing_kernel():
+    pass
+
+
+@functools.cache
+def launch_ms(launches: int, device: torch.device) -> float:
+    """The time of so many kernels that do nothing, one after the other."""
+
+    def call() -> None:
+        for _ in range(launches):
+            _nothing_kernel[(1,)](num_warps=1)
+
+    call()
+    return time_call(call, device, _SECONDS).p50_ms
 
 
 @functools.cache

@@ -63,15 +63,19 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
         expected.append(_expected(truth.sample(source, target, size[0]), cotangent, weight, 3.0))
     windows = loaded.windows
     rows = weighted or launch.prefers_rows(windows.sizes[0], head_dim)
+    facts = loaded.facts(dtype) | {"heads": 1, "head_dim": head_dim, "mode": mode}
     floor_ms = None
     if device().type == "cuda":
         floor_ms = floors.spmm_ms(windows, rows, head_dim, dtype, backward)
+        if not (backward or rows):
+            facts["extra"]["gather_by_task_ms"] = floors.gather_by_task_ms(windows, head_dim * dtype.itemsize)
+            facts["extra"] |= {f"launch_{n}_ms": floors.launch_ms(n, device()) for n in (1, 2)}
     gathered = loaded.num_edges if rows else windows.num_entries
     per_pass = (gathered + loaded.num_nodes) * head_dim * dtype.itemsize + gathered * (4 if rows else 6)
     if weight is not None:
         per_pass += weight.nbytes
     return Problem(
-        facts=loaded.facts(dtype) | {"heads": 1, "head_dim": head_dim, "mode": mode},
+        facts=facts,
         inputs=Inputs(loaded, x, weight, cotangent if backward else None),
         device=device(),
         check=lambda results: truth.worst(expected, results),

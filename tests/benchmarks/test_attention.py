@@ -215,6 +215,10 @@ def test_gathers_are_measured_once(two: bool, device: torch.device, monkeypatch:
     assert (floors.gather_kv_ms if two else floors.gather_ms)(windows, False, 8) == found
     assert len(measured) == count
     assert floors.gather_ms(windows, False, 2) is None and floors.gather_kv_ms(windows, False, 24) is None
+    by_task = floors.gather_by_task_ms(windows, 8)
+    assert by_task == count + 1 and len(measured) == count + 2  # of those by task the fastest two
+    assert floors.gather_by_task_ms(windows, 8) == by_task and len(measured) == count + 2
+    assert floors.gather_by_task_ms(windows, 2) is None
 
 
 def test_peers() -> None:
