@@ -167,6 +167,15 @@ FAULTS = (
         select("ops/test_attention", "slices and hub and windows"),
     ),
     Fault(
+        "longer-slices",
+        "missing merge",
+        "slices twice as long, which heads in groups share, are joined as if they were not",
+        "formats/walk.py",
+        "w._replace(tasks=tasks, merges=merges, ",
+        "w._replace(tasks=tasks, ",
+        select("ops/test_head_groups", "twice_as_long and attention"),
+    ),
+    Fault(
         "spmm-row-tail",
         "dropped tail",
         "the row kernel of `spmm` ends with the last full step of a row",
