@@ -345,8 +345,8 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with a guess at the maxima, if there is more than a first step. Several
-    heads, or 64 features, with their ``tilted`` sums need all registers there are.
+    Forward without dropout makes do with a guess at the maxima, wide heads if there is more than a first
+    step. Several heads, or 64 features, with their ``tilted`` sums need all registers there are.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
@@ -357,7 +357,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
     if inference and heads > 1 and width == 16:
         block, stages, group = (8, 3, 4 if heads > 2 else 2) if dim <= 8 else (16, 5, 2)
-        return Config(block, 32, stages, 1, rows=group, registers=168, guess=guess)
+        return Config(block, 32, stages, 1, rows=group, registers=168, guess=True)
     if width > 64:
         return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
     if dropout:
