@@ -12,6 +12,7 @@ from torch import Tensor
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, check
+from tests.pairs import with_dtypes
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -43,8 +44,7 @@ def narrow(walked: str) -> torch.dtype:
     return torch.float32 if walked == "rows" else torch.float16
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(GRAPHS, DTYPES), ids=str)
 def test_output_and_gradients_match_definition(
     graph: str, dtype: torch.dtype, walked: str, device: torch.device
 ) -> None:
@@ -96,8 +96,9 @@ def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pyte
     check_attention(graph, device, narrow(walked), 2, 12, dropout=0.4, seed=torch.tensor([7], device=device))
 
 
-@pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("graph", "dtype"), with_dtypes(["repeated", "self_loops", "bipartite"], DTYPES), ids=str
+)
 def test_dropout(graph: str, dtype: torch.dtype, walked: str, device: torch.device) -> None:
     seed = torch.tensor([(3 << 40) + 5], device=device)
     check_attention(graph, device, dtype, 3, 8, dropout=0.3, seed=seed)

@@ -18,6 +18,7 @@ from graphfuse.nn._projection import mapped, stacked
 from graphfuse.ops import columns as module
 from graphfuse.ops.columns import add_bias, column_sums
 from graphfuse.testing import GRAPHS
+from tests.pairs import with_dtypes
 
 DTYPES = (torch.float32, *HALF)
 SHAPES = [(1, 1), (5, 7), (100, 33), (37, 602), (19, 1433), (3, 4100)]
@@ -67,8 +68,7 @@ def matrix(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> 
 
 
 @pytest.mark.usefixtures("slices")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), with_dtypes(SHAPES, DTYPES), ids=str)
 def test_sums_are_the_sums(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     x = matrix(shape, dtype, device)
     with torch.no_grad():

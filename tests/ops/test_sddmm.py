@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ import torch
 from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_spmm import DTYPES, build, draw
+from tests.pairs import with_dtypes
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(GRAPHS, DTYPES), ids=str)
 def test_output_and_gradients_match_definition(
     graph: str, dtype: torch.dtype, walked: str, device: torch.device
 ) -> None:
@@ -24,8 +25,11 @@ def test_output_and_gradients_match_definition(
     check(op, functools.partial(reference.sddmm, edge_index, without_loops=turn % 2 == 0), inputs)
 
 
-@pytest.mark.parametrize("dim", [1, 7, 130, 602])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [*itertools.product((1, 7, 130), (torch.float16, torch.float32)), (602, torch.float32)],
+    ids=str,
+)
 def test_widths(
     dim: int, dtype: torch.dtype, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
