@@ -221,6 +221,13 @@ def test_gathers_are_measured_once(two: bool, device: torch.device, monkeypatch:
     assert floors.gather_by_task_ms(windows, 2) is None
 
 
+def test_gather_by_task_takes_no_pieces(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, tasks = (floors.Config(by_task, 4, 32, 1, 1) for by_task in (False, True))
+    monkeypatch.setattr(floors, "_gathers", lambda *arguments: (1.0, [pieces, tasks]))
+    monkeypatch.setattr(floors, "_time", lambda w, x, config, seconds: 2.0 if config is tasks else 1.0)
+    assert floors.gather_by_task_ms(graphs.load("tiny", device).windows, 16) == 2.0
+
+
 def test_peers() -> None:
     assert peers.times(H200, "reddit", 1, 64, "fwd")["fused3s"] == 7.4334
     assert peers.times(H200, "reddit", 1, 64, "fwd+bwd") == {"turbo_gnn": 56.6427, "anemoi": 811.619}
