@@ -114,7 +114,7 @@ class _SumPlan(NamedTuple):
 def _sum_plan(index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: int, stride: int) -> _SumPlan:
     acc = accumulator(dtypes[0])
     if num_rows <= AT_ONCE:
-        block = min(launch.power_of_two(dim), 16)
+        block = min(launch.power_of_two(dim), 4)  # few columns make many programs, none of them long
         rest = (num_rows, num_rows, stride, dim, block, 16384 // block, acc)
         return _SumPlan(1, Launch(_column_sum_kernel, -(-dim // block), 16, (), rest), None)
     config = launch.whole_rows(min(dim, MAX_BLOCK))

@@ -26,7 +26,7 @@ _FEW = 3
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 
-LINEAR_GRAD_ROWS = 256  # rows of a slice of a linear map's gradient
+_LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 rows would be more
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
 
@@ -101,11 +101,6 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     return -(-row // 16) * 16 // size
 
 
-def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
-    """Whether a linear map over ``num_rows`` takes longer to launch than to run, so that own kernels pay."""
-    return 0 < num_rows <= 16384 and 0 < num_rows * dim * out_dim <= 1 << 27
-
-
 @functools.cache
 def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
@@ -116,10 +111,13 @@ def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     return Config(min(power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
 
 
-@functools.cache
-def linear_grad(left: int, right: int) -> Config:
-    """Kernel of :func:`graphfuse.kernels.linear.linear_grad` for a weight ``[left, right]``."""
-    return Config(min(power_of_two(left, 16), 64), 32, 3, 4, min(power_of_two(right, 32), 64))
+def linear_grad(num_rows: int, left: int, right: int) -> Config:
+    """Kernel of :func:`graphfuse.kernels.linear.linear_grad`, ``[left, right]``, in slices of ``rows``."""
+    block, block_out = max(16, min(power_of_two(left), 64) // 2), min(power_of_two(right, 32), 64)
+    tiles, rows = -(-left // block) * -(-right // block_out), 64
+    while rows < 256 and -(-num_rows // rows) * tiles > _LINEAR_GRADS:
+        rows *= 2
+    return Config(block, 64, 3, 4, block_out, rows=rows)
 
 
 @functools.cache

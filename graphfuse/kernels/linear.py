@@ -166,8 +166,8 @@ class _Plan(NamedTuple):
 def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
     num_rows, acc = left.size(0), accumulator(left.dtype)
     shape = (left.size(1), right.size(1))
-    config = launch.linear_grad(*shape)
-    num_splits = -(-num_rows // launch.LINEAR_GRAD_ROWS)
+    config = launch.linear_grad(num_rows, *shape)
+    num_splits = -(-num_rows // config.rows)
     blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
     num_grads, grad_stride = (0, 0) if grad is None else (grad.size(0), grad.stride(0))
     counts = (num_rows, num_grads, num_splits, left.stride(0), right.stride(0), grad_stride)

@@ -1,6 +1,6 @@
-"""The order of the products of A X W^T: a function of the sizes, the same on every run.
+"""The order of the products of A X W^T, and whose kernels take them: functions of the sizes alone.
 
-The rules were read off sweeps on one H200 (results/nvidia-h200/gemm_orders.md).
+The rules were read off sweeps on one H200 (results/nvidia-h200/gemm_orders.md, linear_maps.md).
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ class GemmOrder(enum.Enum):
 def can_fuse(dim: int, out_dim: int, size: int) -> bool:
     """Whether one kernel may compute A X W^T, ``dim`` to ``out_dim`` features."""
     return dim <= MAX_FUSED[size][0] and out_dim <= MAX_FUSED[size][1]
+
+
+def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
+    """Whether a linear map over ``num_rows`` takes longer to launch than to run, so that own kernels pay."""
+    return 0 < num_rows <= 16384 and 0 < num_rows * dim * out_dim <= 1 << 27
+
+
+def is_narrow(num_rows: int, dim: int, out_dim: int) -> bool:
+    """Whether one does so that has few columns on a side, where libraries are slower on the GPU as well."""
+    return (out_dim <= 16 or dim <= 32) and launch_bound(num_rows, dim, out_dim)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from graphfuse import ops
 from graphfuse.formats.cache import matrix_windows
 from graphfuse.formats.lasting import savable
 from graphfuse.kernels.device import kernel_problem
+from graphfuse.ops._whole import Features
 
 
 def affine_of_sparse(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -33,12 +34,23 @@ def affine_of_sparse(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
     operands = [weight] if bias is None else [weight, bias]
     fits = all(one.device == x.device and (autocast or one.dtype is dtype) for one in operands)
-    fits = fits and weight.size(1) == x.size(1) and kernel_problem(x.device, dtype) is None
-    fits = fits and not x.requires_grad and not torch.compiler.is_compiling()
-    windows = matrix_windows(x) if fits else None
-    if windows is None:
+    found = features_of(x, dtype) if fits and weight.size(1) == x.size(1) else None
+    if found is None:
         return F.linear(x, weight, bias)
-    values = savable(x._values() if x.layout is torch.sparse_coo else x.values())
+    assert found.entries is not None
     bias = None if bias is None else bias.to(dtype)
+    return ops.spmm(found.entries, weight.t().to(dtype), found.x.to(dtype), bias=bias)
+
+
+def features_of(x: Tensor, dtype: torch.dtype) -> Features | None:
+    """``x``, if sparse its entries; None where an aggregation in ``dtype`` cannot stand for its product."""
+    if x.layout is torch.strided:
+        return Features(x)
+    if x.requires_grad or torch.compiler.is_compiling() or kernel_problem(x.device, dtype) is not None:
+        return None
+    windows = matrix_windows(x)
+    if windows is None:
+        return None
+    values = savable(x._values() if x.layout is torch.sparse_coo else x.values())
     assert values is not None
-    return ops.spmm(windows, weight.t().to(dtype), values.to(dtype), bias=bias)
+    return Features(values, windows)

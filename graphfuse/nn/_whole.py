@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.nn._projection import may_read
+from graphfuse.nn._sparse_features import features_of
 from graphfuse.ops._whole import Maps
 from graphfuse.ops.gat_layer import gat_layer
 from graphfuse.ops.gatv2_layer import gatv2_layer
@@ -23,9 +24,12 @@ def gat(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
         return None
     if not may_read(lin) or lin._parameters["bias"] is not None:
         return None
+    features, weight = features_of(x, x.dtype), lin._parameters["weight"]
+    if features is None or weight.size(1) != x.size(1):
+        return None
     return gat_layer(
-        x,
-        lin._parameters["weight"],
+        features,
+        weight,
         att_src,
         att_dst,
         bias,
@@ -42,15 +46,20 @@ def gatv2(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
     maps, att, bias = _maps(layer, x, names), layer._parameters.get("att"), layer._parameters.get("bias")
     if maps is None or att is None or bias is None or not _is_joined(layer):
         return None
-    return gatv2_layer(
-        x,
-        maps,
-        att,
-        bias,
-        _directed(layer, graph),
-        layer.negative_slope,
-        layer.dropout if layer.training else 0.0,
-        bool(layer.add_self_loops),
+    features = features_of(x, x.dtype)
+    return (
+        None
+        if features is None
+        else gatv2_layer(
+            features,
+            maps,
+            att,
+            bias,
+            _directed(layer, graph),
+            layer.negative_slope,
+            layer.dropout if layer.training else 0.0,
+            bool(layer.add_self_loops),
+        )
     )
 
 
@@ -60,8 +69,11 @@ def transformer(layer: Any, x: Tensor, windows: RowWindows) -> Tensor | None:
     if not (joined and layer.root_weight) or layer._modules.get("lin_beta") is not None:
         return None
     maps = _maps(layer, x, ("lin_query", "lin_key", "lin_value", "lin_skip"))
+    features = features_of(x, x.dtype)
+    if maps is None or features is None:
+        return None
     dropout = layer.dropout if layer.training else 0.0
-    return None if maps is None else transformer_layer(x, maps, layer.heads, windows, dropout)
+    return transformer_layer(features, maps, layer.heads, windows, dropout)
 
 
 def _maps(layer: Any, x: Tensor, names: tuple[str, ...]) -> Maps | None:

@@ -113,7 +113,7 @@ def run(
         sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
         order = orders.gemm_order(*sizes, (bias is not None) + relu, keep)
         if order is orders.GemmOrder.PROJECT:
-            x, weight = _linear(forward.plans, x, weight), None
+            x, weight = linear(forward.plans, x, weight), None
         elif order is orders.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
             return _finish(_product(y, weight.t()), bias, relu, out_dtype), y if keep else None
@@ -145,8 +145,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b)
 
 
-def _linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
-    if not launch.launch_bound(x.size(0), x.size(1), weight.size(0)):
+def linear(plans: dict[Any, Any] | None, x: Tensor, weight: Tensor) -> Tensor:
+    """``x W^T``, by a kernel with its ``plans`` or, without, by PyTorch's."""
+    if plans is None or not orders.is_narrow(x.size(0), x.size(1), weight.size(0)):
         return _product(x, weight.t())
     y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight)
     return y
@@ -246,6 +247,7 @@ class Spmm(torch.autograd.Function):
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         grad_x = grad_weight = grad_edge_weight = grad_loop_weight = grad_bias = None
         out_grad = grad if needs_bias else None
+        plans = graph.forward.plans if isinstance(graph, Walks) else None
         if weight is not None and y is None and (needs_weight or weight.size(0) <= weight.size(1)):
             # the output is the narrow side: W's gradient is (A^T g)^T x, and x's is (A^T g) W
             grad = grad if grad.dtype is dtype else grad.to(dtype)
@@ -257,7 +259,7 @@ class Spmm(torch.autograd.Function):
                 moved, _ = differentiable(back, grad, edge_weight, loop_weight, None, None)
             if needs_weight:
                 assert moved is not None  # one of the two calls made it
-                grad_weight, grad_bias = linear_grad(graph, moved, x, out_grad, ctx.bias_dtype)
+                grad_weight, grad_bias = linear_grad(plans, moved, x, out_grad, ctx.bias_dtype)
             grad_y = _product(grad, weight) if needs_y else grad
         else:
             if weight is None:
@@ -268,7 +270,7 @@ class Spmm(torch.autograd.Function):
                 through = _product(grad, weight)
                 grad_y = through if grad_y is None else through + grad_y
                 if needs_weight:
-                    grad_weight, grad_bias = linear_grad(graph, grad, y, out_grad, ctx.bias_dtype)
+                    grad_weight, grad_bias = linear_grad(plans, grad, y, out_grad, ctx.bias_dtype)
             if needs_x:
                 # neighbours read its rows: where the result is float32 and x is not, in the dtype of x
                 grad_y = grad_y if grad_y.dtype is dtype else grad_y.to(dtype)
@@ -292,18 +294,22 @@ _apply = direct_apply(Spmm)
 
 
 def linear_grad(
-    graph: Graph, left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+    plans: dict[Any, Any] | None,
+    left: Tensor,
+    right: Tensor,
+    grad: Tensor | None,
+    bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``left^T right`` and, with ``grad``, the sum of its rows."""
+    """``left^T right`` and, with ``grad``, the sum of its rows; as :func:`linear`."""
     if (
-        isinstance(graph, Walks)
+        plans is not None
         and not torch.is_grad_enabled()  # else a second derivative is wanted
-        and launch.launch_bound(left.size(0), left.size(1), right.size(1))
+        and orders.launch_bound(left.size(0), left.size(1), right.size(1))
         and _check.runs_kernel(left)
     ):
         rows = None if grad is None else contiguous_rows(grad)
         found: tuple[Tensor, Tensor | None] = _linear_launchers()[1](
-            graph.forward.plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
+            plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
         )
         return found
     return _product(left.t(), right), None if grad is None else column_sums(grad, bias_dtype or grad.dtype)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graphfuse.ops import _check, columns
-from graphfuse.ops._library import is_batched, runs_directly
+from graphfuse.formats import RowWindows
+from graphfuse.ops import _aggregate, _check, columns
+from graphfuse.ops._aggregate import Aggregation
+from graphfuse.ops._library import for_gradient, is_batched, runs_directly
 
 
-def runs_whole(x: Tensor, width: int, *parameters: Tensor) -> bool:
+def runs_whole(x: Tensor, numel: int, *parameters: Tensor) -> bool:
     """Whether a layer on ``x`` may be one Function: its tensors are plain and small, and autograd records.
 
     Each node of autograd's graph costs as much host time as the launch of a kernel or two. On a large graph
     nobody waits for the host, and kernels beside those of attention have their say.
 
     Args:
-        x: Features of the nodes.
-        width: Columns of the result, or of what its kernels read.
+        x: Features of the nodes, or what a sparse matrix of them holds.
+        numel: Elements of the result, or of what its kernels read.
         parameters: Those of the layer.
     """
     if not (torch.is_grad_enabled() and runs_directly(x, *parameters) and x.layout is torch.strided):
@@ -30,8 +32,15 @@ def runs_whole(x: Tensor, width: int, *parameters: Tensor) -> bool:
     for parameter in parameters:
         if parameter.dtype is not dtype or parameter.get_device() != index:
             return False
-    small = 0 < x.size(0) * width < columns.LARGE
+    small = 0 < numel < columns.LARGE
     return small and _check.runs_kernel(x) and not torch.is_autocast_enabled(x.device.type)
+
+
+class Features(NamedTuple):
+    """What linear maps are taken of: rows, or a sparse matrix that nobody differentiates in."""
+
+    x: Tensor  # the rows, or the values of the entries
+    entries: RowWindows | None = None
 
 
 class Maps(NamedTuple):
@@ -46,14 +55,37 @@ class Maps(NamedTuple):
         return cls(parameters[:count], parameters[count:])
 
 
-def projected(x: Tensor, maps: Maps) -> tuple[Tensor, Tensor]:
-    """The rows that the maps make of those of ``x``, side by side; and the stacked weights."""
+def projected(windows: RowWindows, features: Features, maps: Maps) -> tuple[Tensor, Tensor | None]:
+    """The rows that the maps make of the features, side by side; and the stacked weights.
+
+    Of a sparse matrix there are none: a gradient of it is all they would be for.
+    """
+    (x, entries), bias = features, _stacked(maps.biases) if maps.biases else None
+    if entries is not None:
+        columns_of_weights = torch.cat([weight.t() for weight in maps.weights], 1)
+        return _aggregate.run(_sum_of(entries, x.dtype), columns_of_weights, x, None, None, bias)[0], None
     weight = _stacked(maps.weights)
-    return F.linear(x, weight, _stacked(maps.biases) if maps.biases else None), weight
+    if bias is None:
+        return _aggregate.linear(_plans(windows), x, weight), weight
+    return F.linear(x, weight, bias), weight
 
 
 def _stacked(parameters: Sequence[Tensor]) -> Tensor:
     return parameters[0] if len(parameters) == 1 else torch.cat(tuple(parameters))
+
+
+def _sum_of(entries: RowWindows, dtype: torch.dtype) -> Aggregation:
+    # the product with a sparse matrix, whose rows receive what its columns send
+    def prepare() -> Aggregation:
+        return Aggregation(entries.walks(True, True), None, None, False, False, dtype)
+
+    found: Aggregation = entries.memo(("features", dtype), prepare)
+    return found
+
+
+def _plans(windows: RowWindows) -> dict[Any, Any]:
+    found: dict[Any, Any] = windows.memo("linear maps", dict)
+    return found
 
 
 def bias_gradient(grad: Tensor) -> Tensor:
@@ -61,19 +93,53 @@ def bias_gradient(grad: Tensor) -> Tensor:
     return grad.sum(0) if is_batched(grad) else columns.own_sum(grad)
 
 
+def weight_gradients(
+    windows: RowWindows, grad: Tensor, features: Features, of_bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the stacked weights, from that of their rows, and of a bias of all of them."""
+    x, entries = features
+    if entries is None:
+        plans = None if is_batched(grad) else _plans(windows)
+        return _aggregate.linear_grad(plans, grad, x, of_bias, grad.dtype)
+    how = _sum_of(entries, x.dtype)
+    how = how._replace(graph=for_gradient(how.graph, grad).transpose())
+    # in one pass: a parameter takes no gradient that is laid out in another way
+    of_weights = _aggregate.differentiable(how, grad, x, None, None, None)[0].t().contiguous()
+    return of_weights, None if of_bias is None else bias_gradient(of_bias)
+
+
 def map_gradients(
-    grad: Tensor, x: Tensor | None, weight: Tensor | None, widths: Sequence[int], biased: bool
+    windows: RowWindows,
+    grad: Tensor,
+    features: Features | None,
+    weight: Tensor | None,
+    widths: Sequence[int],
+    biased: bool,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients of ``x`` and, as :meth:`Maps.of` takes them, of the parameters.
+    """Gradients of the features and, as :meth:`Maps.of` takes them, of the parameters.
 
     Args:
+        windows: The graph.
         grad: That of the rows, side by side.
-        x: The features; None if no weight gets a gradient.
-        weight: The stacked weights; None if ``x`` gets none.
+        features: What was mapped; None if no weight gets a gradient.
+        weight: The stacked weights; None if the features get none.
         widths: Columns of each map.
         biased: Whether the maps have biases.
     """
-    dx = None if weight is None else torch.mm(grad, weight)
-    of_weights = [None] * len(widths) if x is None else torch.mm(grad.t(), x).split_with_sizes(widths)
-    of_biases = bias_gradient(grad).split_with_sizes(widths) if biased else ()
-    return dx, [*of_weights, *of_biases]
+    dx = None if weight is None else feature_gradient(windows, grad, weight)
+    if features is None:
+        of_weights, of_biases = None, bias_gradient(grad) if biased else None
+    else:
+        of_weights, of_biases = weight_gradients(windows, grad, features, grad if biased else None)
+    found: list[Tensor | None] = []
+    for one in (of_weights, of_biases):
+        if one is not None:
+            found += one.split_with_sizes(widths)
+        elif one is of_weights:
+            found += [None] * len(widths)
+    return dx, found
+
+
+def feature_gradient(windows: RowWindows, grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of rows that ``weight`` maps, from that of what it makes of them."""
+    return _aggregate.linear(None if is_batched(grad) else _plans(windows), grad, weight.t())

@@ -28,7 +28,7 @@ def agnn_layer(x: Tensor, beta: Tensor, windows: RowWindows, self_loops: bool) -
     Returns:
         A tensor like ``x``, or None where the layer has to be composed of its parts.
     """
-    if not runs_whole(x, x.size(1), beta) or x.device != windows.device:
+    if not runs_whole(x, x.numel(), beta) or x.device != windows.device:
         return None
     out: Tensor = _apply(windows, attention.How(1.0, 0.0, self_loops), x, beta)
     return out

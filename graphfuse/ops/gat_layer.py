@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
@@ -13,11 +12,19 @@ from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, additive, logits
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import bias_gradient, runs_whole
+from graphfuse.ops._whole import (
+    Features,
+    Maps,
+    bias_gradient,
+    feature_gradient,
+    projected,
+    runs_whole,
+    weight_gradients,
+)
 
 
 def gat_layer(
-    x: Tensor,
+    features: Features,
     weight: Tensor,
     att_src: Tensor,
     att_dst: Tensor,
@@ -30,7 +37,7 @@ def gat_layer(
     """:func:`gat_attention` of projected features, its heads joined, plus a bias.
 
     Args:
-        x: ``[num_nodes, in_dim]``, of sources and receivers.
+        features: ``[num_nodes, in_dim]``, of sources and receivers.
         weight: ``[heads * head_dim, in_dim]``.
         att_src: ``[1, heads, head_dim]``, whose product with a projected row is the term of a source.
         att_dst: Likewise of a receiver.
@@ -43,15 +50,15 @@ def gat_layer(
     Returns:
         ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
     """
-    _, heads, dim = att_src.shape
+    (x, entries), (_, heads, dim) = features, att_src.shape
     parameters = (weight, att_src, att_dst, bias)
     tilted = any([one.requires_grad for one in (x, *parameters)])
-    fits = runs_whole(x, weight.size(0), *parameters) and x.device == windows.device
+    fits = runs_whole(x, windows.shape[0] * weight.size(0), *parameters) and x.device == windows.device
     if not fits or not logits.fits(heads, dim):
         return None
     seed = _check.dropout_seed(dropout, None, x.device)
     how = additive.How(float(negative_slope), float(dropout), self_loops, False, tilted)
-    out: Tensor = _apply(windows, how, x, *parameters, seed)
+    out: Tensor = _apply(windows, how, entries, x, *parameters, seed)
     return out
 
 
@@ -64,6 +71,7 @@ class GatLayer(torch.autograd.Function):
         ctx: Any,
         windows: RowWindows,
         how: additive.How,
+        entries: RowWindows | None,
         x: Tensor,
         weight: Tensor,
         att_src: Tensor,
@@ -73,13 +81,14 @@ class GatLayer(torch.autograd.Function):
     ) -> Tensor:
         """See :func:`gat_layer`."""
         _, heads, dim = att_src.shape
-        rows = F.linear(x, weight)
+        rows, weights = projected(windows, Features(x, entries), Maps((weight,), ()))
         vectors = att_src.contiguous(), att_dst.contiguous()
         a_src, a_dst = logits.terms(rows, *vectors)
         given = additive.Operands(a_dst, a_src, rows, None, None, seed)
         ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
-        _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-        kept = (x if needs_weight else None, weight if needs_x else None)
+        ctx.windows, ctx.entries = windows, entries
+        _, _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
+        kept = (x if needs_weight else None, weights if needs_x else None)
         ctx.save_for_backward(*kept, *vectors, *given, *results)
         return results[0] + bias
 
@@ -92,16 +101,15 @@ class GatLayer(torch.autograd.Function):
         rows = saved[2]
         d_dst, d_src, dx, *_ = additive_backward(ctx.ready, grad, saved)
         d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst), dx)
-        _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
-        return (
-            None,
-            None,
-            torch.mm(d_rows, weight) if needs_x else None,
-            torch.mm(d_rows.t(), x) if needs_weight else None,
-            *d_vectors.unbind(),
-            bias_gradient(grad) if needs_bias else None,
-            None,
-        )
+        _, _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
+        d_weight, d_bias = None, None
+        if needs_weight:
+            of_bias = grad if needs_bias else None
+            d_weight, d_bias = weight_gradients(ctx.windows, d_rows, Features(x, ctx.entries), of_bias)
+        elif needs_bias:
+            d_bias = bias_gradient(grad)
+        d_x = feature_gradient(ctx.windows, d_rows, weight) if needs_x else None
+        return None, None, None, d_x, d_weight, *d_vectors.unbind(), d_bias, None
 
 
 _apply = direct_apply(GatLayer)

@@ -12,11 +12,11 @@ from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, additive
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import Maps, bias_gradient, map_gradients, projected, runs_whole
+from graphfuse.ops._whole import Features, Maps, bias_gradient, map_gradients, projected, runs_whole
 
 
 def gatv2_layer(
-    x: Tensor,
+    features: Features,
     maps: Maps,
     att: Tensor,
     bias: Tensor,
@@ -28,7 +28,7 @@ def gatv2_layer(
     """:func:`gatv2_attention` of projected features, its heads joined, plus a bias.
 
     Args:
-        x: ``[num_nodes, in_dim]``, of sources and receivers.
+        features: ``[num_nodes, in_dim]``, of sources and receivers.
         maps: That of sources and that of receivers, or one of both, to ``heads * head_dim`` columns.
         att: ``[1, heads, head_dim]``.
         bias: ``[heads * head_dim]``.
@@ -41,12 +41,12 @@ def gatv2_layer(
         ``[num_nodes, heads * head_dim]``, or None where the layer has to be composed of its parts.
     """
     parameters = (*maps.weights, *maps.biases)
-    width = len(maps.weights) * bias.size(0)
-    if not runs_whole(x, width, att, bias, *parameters) or x.device != windows.device:
+    (x, entries), numel = features, windows.shape[0] * len(maps.weights) * bias.size(0)
+    if not runs_whole(x, numel, att, bias, *parameters) or x.device != windows.device:
         return None
     seed = _check.dropout_seed(dropout, None, x.device)
     how = additive.How(float(negative_slope), float(dropout), self_loops, True, False)
-    out: Tensor = _apply(windows, how, len(maps.weights), seed, x, att, bias, *parameters)
+    out: Tensor = _apply(windows, how, len(maps.weights), seed, entries, x, att, bias, *parameters)
     return out
 
 
@@ -61,6 +61,7 @@ class Gatv2Layer(torch.autograd.Function):
         how: additive.How,
         count: int,
         seed: Tensor | None,
+        entries: RowWindows | None,
         x: Tensor,
         att: Tensor,
         bias: Tensor,
@@ -68,14 +69,15 @@ class Gatv2Layer(torch.autograd.Function):
     ) -> Tensor:
         """See :func:`gatv2_layer`; ``parameters`` are those of ``count`` maps."""
         _, heads, dim = att.shape
-        rows, weight = projected(x, Maps.of(parameters, count))
+        rows, weight = projected(windows, Features(x, entries), Maps.of(parameters, count))
         x_src, *x_dst = rows.chunk(count, 1)
         given = additive.Operands(
             x_dst[0] if x_dst else x_src, att.squeeze(0).contiguous(), x_src, None, None, seed
         )
         ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
         ctx.count, ctx.biased = count, len(parameters) > count
-        _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
+        ctx.windows, ctx.entries = windows, entries
+        _, _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:count]) else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *given, *results)
         return results[0] + bias
@@ -89,9 +91,10 @@ class Gatv2Layer(torch.autograd.Function):
         d_dst, d_att, d_src, *_ = additive_backward(ctx.ready, grad, saved)
         d_rows = d_src.add_(d_dst) if ctx.count == 1 else torch.cat((d_src, d_dst), 1)
         widths = [grad.size(1)] * ctx.count
-        dx, d_maps = map_gradients(d_rows, x, weight, widths, ctx.biased)
-        d_bias = bias_gradient(grad) if ctx.needs_input_grad[6] else None
-        return None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
+        features = None if x is None else Features(x, ctx.entries)
+        dx, d_maps = map_gradients(ctx.windows, d_rows, features, weight, widths, ctx.biased)
+        d_bias = bias_gradient(grad) if ctx.needs_input_grad[7] else None
+        return None, None, None, None, None, dx, d_att.unsqueeze(0), d_bias, *d_maps
 
 
 _apply = direct_apply(Gatv2Layer)

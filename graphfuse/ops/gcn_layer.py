@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.walk import Walks
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import direct_apply, for_gradient, is_batched
@@ -47,7 +48,7 @@ def gcn_layer(
     """
     out_dim, in_dim = weight.shape
     parameters = (weight,) if bias is None else (weight, bias)
-    fits = runs_whole(x, out_dim, *parameters) and out_dim <= in_dim == x.size(1)
+    fits = runs_whole(x, x.size(0) * out_dim, *parameters) and out_dim <= in_dim == x.size(1)
     if not fits or x.device != windows.device:
         return None
     pin_if_capturing(windows)
@@ -92,8 +93,9 @@ class GcnLayer(torch.autograd.Function):
             moved, _ = _aggregate.run(backward, grad, None, loops, None, None)
         if needs_weight:
             assert moved is not None  # one of the two calls made it
+            assert isinstance(graph, Walks)
             of_bias = grad if needs_bias else None
-            d_weight, d_bias = _aggregate.linear_grad(forward.graph, moved, x, of_bias, grad.dtype)
+            d_weight, d_bias = _aggregate.linear_grad(graph.forward.plans, moved, x, of_bias, grad.dtype)
         elif needs_bias:
             d_bias = bias_gradient(grad)
         return None, dx, d_weight, d_bias

@@ -59,7 +59,7 @@ def test_the_op_takes_either_way(
         taken.append(shape)
         return small
 
-    monkeypatch.setattr("graphfuse.kernels.launch.launch_bound", decide)
+    monkeypatch.setattr("graphfuse.kernels.orders.launch_bound", decide)
     edge_index = torch.randint(30, (2, 90), device=device)
     windows = RowWindows.from_edge_index(edge_index, (30, 30))
     x = torch.randn(30, widths[0], device=device, requires_grad=True)

@@ -87,8 +87,63 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
     compose(composed)
     wanted, wanted_grads = run(layer, x)
     assert not named_nodes(wanted).endswith("LayerBackward")
-    assert torch.equal(found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # another kernel may take its product
     torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-6)
+
+
+SPARSE = [name for name in LAYERS if name.startswith(("GAT", "Transformer"))]
+
+
+@pytest.fixture(params=[torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
+def entries(request: pytest.FixtureRequest, device: torch.device) -> Tensor:
+    dense = torch.randn(7, 6, device=device)
+    dense[torch.rand(7, 6, device=device) < 0.6] = 0.0
+    dense[3], dense[:, 2] = 0.0, 0.0
+    return dense.to_sparse(layout=request.param)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_features_that_are_a_sparse_matrix(layer: Any, entries: Tensor, composed: Any) -> None:
+    found, found_grads = run(layer, entries)
+    assert named_nodes(found).endswith("LayerBackward")
+    dense = run(layer, entries.to_dense())
+    torch.testing.assert_close((found, found_grads), dense, rtol=1e-4, atol=2e-5)
+    for parameter, grad in zip(layer.parameters(), found_grads, strict=True):
+        assert grad is not None and grad.stride() == parameter.stride()
+    compose(composed)
+    wanted, wanted_grads = run(layer, entries)
+    assert not named_nodes(wanted).endswith("LayerBackward")
+    torch.testing.assert_close((found, found_grads), (wanted, wanted_grads), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # one gradient of the batch at a time
+@pytest.mark.parametrize("name", [name for name in SPARSE if "dropout" not in name])
+def test_batched_gradients_where_features_are_sparse(layer: Any, entries: Tensor) -> None:
+    given, out = list(layer.parameters()), layer(entries, EDGES.to(entries.device))
+    batch = torch.randn(3, *out.shape, device=entries.device)
+    found = torch.autograd.grad(out, given, batch, is_grads_batched=True, retain_graph=True)
+    wanted = [torch.autograd.grad(out, given, grad, retain_graph=True) for grad in batch]
+    for ours, theirs in zip(found, zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in SPARSE if "dropout" not in name])
+def test_some_parameters_are_frozen_where_features_are_sparse(layer: Any, entries: Tensor) -> None:
+    wanted = run(layer, entries)[1]
+    for place, parameter in enumerate(layer.parameters()):
+        layer.requires_grad_(False)
+        parameter.requires_grad_()
+        torch.testing.assert_close(run(layer, entries)[1], [wanted[place]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_what_sparse_features_do_not_fit_is_said(layer: Any, entries: Tensor) -> None:
+    with pytest.raises(RuntimeError):  # as PyTorch's product of them does
+        layer(entries.to_dense()[:, :5].to_sparse_csr(), EDGES.to(entries.device))
+    out = layer(entries, EDGES.to(entries.device))
+    entries.values().mul_(2.0) if entries.layout is not torch.sparse_coo else entries._values().mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "dropout" in name or "one head" in name])
@@ -119,7 +174,7 @@ def test_hubs_whose_slices_are_joined(
     assert named_nodes(found).endswith("LayerBackward")
     compose(composed)
     wanted, wanted_grads = run(layer, x, edges)
-    assert torch.equal(found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     bound = 1e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found_grads, wanted_grads, rtol=bound, atol=bound)
 

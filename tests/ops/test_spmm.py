@@ -148,7 +148,7 @@ def test_autocast_rounds_no_product(
 ) -> None:
     keeping = orders.GemmOrder.AGGREGATE if order is orders.GemmOrder.PROJECT else order
     monkeypatch.setattr(orders, "gemm_order", lambda *args: keeping if args[-1] else order)
-    monkeypatch.setattr(launch, "launch_bound", lambda *args: False)  # PyTorch's products
+    monkeypatch.setattr(orders, "launch_bound", lambda *args: False)  # PyTorch's products
     windows, _, num_src, _ = build("ragged", device)
     found = []
     for enabled in (False, True):
