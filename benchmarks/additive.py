@@ -180,6 +180,13 @@ Bench(
             "dtype": (torch.float16,),
             "mode": _MODES,
         },
+        {
+            "graph": ("github", "ego-twitter"),
+            "kind": ("gat", "gatv2"),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float32,),
+            "mode": _MODES,
+        },
     ],
     problem=_problem,
     providers={"graphfuse": _graphfuse, "pyg": _pyg},

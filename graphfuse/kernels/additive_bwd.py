@@ -252,6 +252,7 @@ def _gatv2_bwd(
     x_dst, att, x, edge, loop_edge, seed = given
     d_dst = x_dst.new_empty(*x_dst.shape)
     d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
+    merges: list[tuple[Launch, tuple[Tensor | None, ...]]] = []  # as in attention_bwd
     for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
             continue
@@ -268,7 +269,9 @@ def _gatv2_bwd(
         operands = (x, x_dst, att, grad, out, edge, loop_edge, stats, seed)
         plan.main((first, second, *filled, partial), operands, aligned(*operands), x.get_device())
         if plan.merge is not None:
-            plan.merge((first, second, None, partial), (), True, x.get_device())
+            merges.append((plan.merge, (first, second, None, partial)))
+    for merge, outputs in merges:
+        merge(outputs, (), True, x.get_device())
     return d_dst, column_sums(d_att if d_att.dim() == 2 else d_att.flatten(1), att.dtype).view(att.shape)
 
 

@@ -319,6 +319,8 @@ def attention_bwd(
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
     receivers, sources = (q, grad), (k, v)
+    # The second kernel runs beside the first: what merges read has to stay until both are done.
+    merges: list[tuple[Launch, tuple[Tensor | None, ...]]] = []
     for structure, first, second, own, other in (
         (structures[0], dq, None, receivers, sources),
         (structures[1], dk, dv, sources, receivers),
@@ -348,5 +350,7 @@ def attention_bwd(
             operands += (saved.seed,)
         plan.main(outputs, operands, aligned(first, second, *operands), index)
         if plan.merge is not None:
-            plan.merge((first, second, third, partial), (), aligned(first, second), index)
+            merges.append((plan.merge, (first, second, third, partial)))
+    for merge, outputs in merges:
+        merge(outputs, (), aligned(*outputs[:2]), index)
     return dq, dk, dv, d_query, d_attr

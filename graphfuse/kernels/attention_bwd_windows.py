@@ -26,7 +26,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.tiles import after_previous, dot, load_bits, load_task
+from graphfuse.kernels.tiles import after_previous, beside_previous, dot, load_bits, load_task
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def attention_bwd_window_kernel(
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    after_previous()
+    beside_previous() if TRANSPOSED else after_previous()
     RATE: tl.constexpr = rate_of(SCALE)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     head = tl.program_id(1) * GROUP
@@ -175,3 +175,5 @@ def attention_bwd_window_kernel(
         tl.store(first_ptr + at_out, first.to(first_ptr.dtype.element_ty), mask=mask_rows)
         if TRANSPOSED:
             tl.store(second_ptr + at_out, second.to(second_ptr.dtype.element_ty), mask=mask_rows)
+    if TRANSPOSED:
+        after_previous()

@@ -22,6 +22,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.tiles import (
     after_previous,
+    beside_previous,
     columns_of_step,
     first_columns,
     head_tile,
@@ -232,7 +233,7 @@ def attention_bwd_row_kernel(
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
     STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    after_previous()
+    beside_previous() if TRANSPOSED else after_previous()
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
@@ -366,3 +367,5 @@ def attention_bwd_row_kernel(
         elif edge_attr_ptr is not None:
             at = d_edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
             tl.store(at, d_edge_query.to(d_edge_query_ptr.dtype.element_ty), mask=mask_query)
+    if TRANSPOSED:
+        after_previous()

@@ -7,6 +7,7 @@ from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, lo
 from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
+    beside_previous,
     columns_of_step,
     first_columns,
     head_tile,
@@ -64,7 +65,7 @@ def gatv2_bwd_row_kernel(
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    after_previous()
+    beside_previous() if TRANSPOSED else after_previous()
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
@@ -172,3 +173,5 @@ def gatv2_bwd_row_kernel(
         tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
         if not TRANSPOSED:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
+    if TRANSPOSED:
+        after_previous()

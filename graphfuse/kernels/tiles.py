@@ -13,9 +13,22 @@ _FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
 @triton.jit
 def after_previous():
     # Waits until the kernel before this one is done and what it wrote is to be seen. Launch lets programs
-    # start before that, so this comes first in every kernel.
+    # start before that, so this comes first in every kernel, or last in one that ran beside another. From
+    # here on programs of the next kernel may start, where there is room: all before this kernel is done.
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def beside_previous():
+    # In place of `after_previous` where nothing depends on the kernel before this one, but on those before
+    # that, which are done: without it L1 may hold what they have overwritten. `after_previous` comes last
+    # then, so that whoever waits for this kernel waits for both.
+    if tl.target_info.cuda_capability_geq(9, 0):
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit

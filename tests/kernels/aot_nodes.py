@@ -52,7 +52,7 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     yield Case(
         linear._linear_kernel.__name__ + name, linear._linear_kernel, operands, constants, config.warps
     )
-    config = launch.linear_grad(left, right)
+    config = launch.linear_grad(4096, left, right)
     shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
     operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
     constants = {
