@@ -17,7 +17,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.formats import build
 from graphfuse.kernels import launch, orders
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.launch import Load, RowLength
+from graphfuse.kernels.launch import Load, RowLoad
 from graphfuse.kernels.orders import GemmOrder
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -267,7 +267,7 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_SHORT, _LONG = (("row_length", _always(length)) for length in (RowLength.SHORT, RowLength.LONG))
+_SHORT, _LONG = (("row_load", _always(load)) for load in (RowLoad.SHORT, RowLoad.LONG))
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -332,7 +332,7 @@ def _of_gat() -> Iterator[Case]:
     for shape in SHAPES:
         for op in ("gat_attention", "gatv2_attention"):
             yield Case(op, "rows-short", torch.float32, shape, every[-1], (_SHORT,))
-        rows = {launch.gatv2_row(*shape, 2, n, True) for n in (RowLength.NORMAL, RowLength.LONG)}
+        rows = {launch.gatv2_row(*shape, 2, n, True) for n in (RowLoad.NORMAL, RowLoad.LONG)}
         if len(rows) == 2:
             for dtype in HALF:
                 yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG,))

@@ -13,7 +13,7 @@ from graphfuse.formats.walk import Walk, longer_slices
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure, row_length, window_graph
+from graphfuse.kernels.attention import Plan, Structure, row_load, window_graph
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
@@ -117,7 +117,7 @@ def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
     """How the row kernels are launched."""
     row = launch.gatv2_row if shape.v2 else launch.gat_row
-    return row(shape.heads, shape.dim, shape.dtype.itemsize, row_length(w), backward)
+    return row(shape.heads, shape.dim, shape.dtype.itemsize, row_load(w), backward)
 
 
 def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: bool) -> Plan:

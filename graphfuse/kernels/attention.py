@@ -101,9 +101,9 @@ def window_graph(w: Walk, copies: Tensor | None, self_loops: bool) -> tuple[tupl
     return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, copies), loops
 
 
-def row_length(w: Walk) -> launch.RowLength:
-    """How long the rows of ``w`` are, which walks rows."""
-    return launch.row_length(w.num_rows, w.num_cols, w.num_entries)
+def row_load(w: Walk) -> launch.RowLoad:
+    """What the rows of ``w`` ask of the GPU, which walks rows."""
+    return launch.row_load(w.num_rows, w.num_cols, w.num_entries)
 
 
 class Edges(NamedTuple):
@@ -137,7 +137,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
         warps, registers = config.warps, config.registers
         main = Launch(attention_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
     else:
-        config = launch.attention_row(heads, dim, dtype.itemsize, row_length(w), edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from graphfuse.formats.walk import Walk, longer_slices
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_length, window_graph
+from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_graph
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
@@ -169,7 +169,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         warps, registers = config.warps, config.registers
         main = Launch(attention_bwd_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
     else:
-        config = launch.attention_row(heads, dim, dtype.itemsize, row_length(w), edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
@@ -209,8 +209,8 @@ def _delta_plan(structure: Structure, grad: Tensor, shape: Shape, copy_stride: i
     if plan is None:
         config = launch.whole_rows(max(shape.dim, shape.edge_dim))
         if shape.dtype not in HALF:  # the tile of the row kernels, whose sums it has to repeat
-            size, length = shape.dtype.itemsize, row_length(structure.walk)
-            config = launch.attention_row(shape.heads, shape.dim, size, length, shape.edge_dim)
+            size, load = shape.dtype.itemsize, row_load(structure.walk)
+            config = launch.attention_row(shape.heads, shape.dim, size, load, shape.edge_dim)
         blocks = launch.power_of_two(shape.dim), launch.power_of_two(shape.edge_dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), copy_stride, shape.heads, shape.dim)
         rest += (shape.edge_dim, config.rows, *blocks, accumulator(shape.dtype))

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
+from graphfuse.kernels import float32_rows
 from graphfuse.kernels.device import HALF
+from graphfuse.kernels.float32_rows import RowLoad as RowLoad
 
 # A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
 _CACHED_BYTES = 48_000_000
@@ -39,14 +41,6 @@ class Load(enum.Enum):
     TINY = "many tasks of a step or two: keep steps narrow"
 
 
-class RowLength(enum.Enum):
-    """Edges of a row, on average."""
-
-    SHORT = "at most three, as in molecules: a step of many would be empty, and so would be its warps"
-    NORMAL = "more"
-    LONG = "256 and more"
-
-
 class Config(NamedTuple):
     """How one kernel is launched."""
 
@@ -68,11 +62,14 @@ def load(num_tasks: int, num_entries: int) -> Load:
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
-def row_length(num_rows: int, num_cols: int, num_edges: int) -> RowLength:
-    """How long rows are; of a structure and its transpose the same, as both sum up a row's products alike."""
+def row_load(num_rows: int, num_cols: int, num_edges: int) -> RowLoad:
+    """Of a structure and its transpose the same, as both sum up a row's products alike."""
     if num_edges <= 3 * min(num_rows, num_cols):
-        return RowLength.SHORT
-    return RowLength.LONG if num_edges >= 256 * max(num_rows, num_cols) else RowLength.NORMAL
+        return RowLoad.SHORT
+    most = max(num_rows, num_cols)
+    if num_edges >= 256 * most:
+        return RowLoad.LONG
+    return RowLoad.FEW if most < _FULL else RowLoad.NORMAL
 
 
 def prefers_rows(num_rows: int, dim: int) -> bool:
@@ -292,24 +289,21 @@ def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = Fals
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int, length: RowLength, edge_dim: int = 0) -> Config:
+def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
-    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes more
-    edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
+    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes at least
+    four edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
     """
     block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
     block_heads = power_of_two(heads)
     if edge_dim == 0:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
-    if size > 2 and edge_dim == 0 and length is RowLength.SHORT:
-        step = min(32, max(2, 128 // width))
-        return Config(block_dim, step, 1, max(1, width // 128), block_edge, rows=block_heads)
     if size > 2 and edge_dim == 0:
-        warps = 8 if width > 256 else 1 if width <= 32 else 2 if heads == 1 and width <= 128 else 4
-        return Config(block_dim, min(32, max(4, 1024 // width)), 1, warps, block_edge, rows=block_heads)
+        step, warps = float32_rows.attention(heads, width, load)
+        return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
@@ -367,27 +361,25 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
 
 
 @functools.cache
-def gat_row(heads: int, dim: int, size: int, length: RowLength, backward: bool) -> Config:
+def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
     """Row kernels of GAT's attention; forward reads but one row an edge, and takes twice as many a step."""
-    config = attention_row(heads, dim, size, length)
+    config = attention_row(heads, dim, size, load)
     if size > 2:
-        width = config.rows * config.block_dim
-        if length is RowLength.SHORT or heads == 1 or width > 128:
-            return config
-        return config._replace(warps=2 if width == 64 else 1)
+        step, warps = float32_rows.gat(heads, config.rows * config.block_dim, load, backward)
+        return config._replace(step=step, warps=warps)
     if dim < 32:
         return config._replace(stages=1)
     return config if backward else config._replace(step=2 * config.step)
 
 
 @functools.cache
-def gatv2_row(heads: int, dim: int, size: int, length: RowLength, backward: bool) -> Config:
+def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
     """Row kernels of GATv2's attention; long rows keep four warps busy."""
-    config = attention_row(heads, dim, size, length)
+    config = attention_row(heads, dim, size, load)
     if size > 2:
-        narrow = config.rows * config.block_dim <= 64 and not backward
-        return config._replace(step=max(1, config.step // 2), warps=min(config.warps, 2 if narrow else 8))
-    if length is RowLength.LONG and dim >= 32 and config.warps == 1:
+        step, warps = float32_rows.gatv2(heads, config.rows * config.block_dim, load, backward)
+        return config._replace(step=step, warps=warps)
+    if load is RowLoad.LONG and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
     return config
 

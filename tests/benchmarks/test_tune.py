@@ -32,7 +32,7 @@ def test_every_combination_is_timed_beside_the_table(
 
 
 def test_a_change_reaches_its_calls_alone() -> None:
-    call = (8, 8, 2, launch.RowLength.NORMAL)
+    call = (8, 8, 2, launch.RowLoad.NORMAL)
     table = launch.gat_row(*call, False)
     with tune.changed("gat_row", {"backward": "true"}, {"warps": 7}):
         assert launch.gat_row(*call, False) == table
@@ -60,7 +60,7 @@ def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
         (("attention", "attention_row", "--vary", "step"), "write NAME=VALUE"),
         (
             ("attention", "attention_row", "--vary", "step=1", "--calls", "head=1"),
-            "attention_row has no parameter head; it has heads, dim, size, length, edge_dim",
+            "attention_row has no parameter head; it has heads, dim, size, load, edge_dim",
         ),
     ],
 )

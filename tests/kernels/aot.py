@@ -36,7 +36,7 @@ from graphfuse.kernels import (
     spmm,
 )
 from graphfuse.kernels.additive import gathered_together
-from graphfuse.kernels.launch import Config, Load, RowLength
+from graphfuse.kernels.launch import Config, Load, RowLoad
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_limits import PRODUCTS, SHARED_LIMIT, SPILLED, SPILLED_MORE
 from tests.kernels.aot_nodes import (
@@ -204,7 +204,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = []
-    for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLength):
+    for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLoad):
         kernels += [(attention_rows.attention_row_kernel, rows, False)]
         kernels += [(attention_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
     plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
@@ -274,7 +274,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (additive_rows.additive_row_kernel, False),
         (additive_rows.gat_bwd_row_kernel, True),
     ):
-        configs = dict.fromkeys(launch.gat_row(heads, dim, size, length, back) for length in RowLength)
+        configs = dict.fromkeys(launch.gat_row(heads, dim, size, load, back) for load in RowLoad)
         kernels += [(kernel, config, False, {}) for config in configs]
     for rate, with_edges in ((0.0, False), (0.5, True)):
         untilted = {"tilt_ptr": None}
@@ -290,8 +290,8 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             )
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
-        for length in RowLength:
-            forward, config = (launch.gatv2_row(heads, dim, size, length, b) for b in (False, True))
+        for load in RowLoad:
+            forward, config = (launch.gatv2_row(heads, dim, size, load, b) for b in (False, True))
             rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, config, True, side) for side in sides]
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):

@@ -57,29 +57,31 @@ def test_no_launch_fuses_what_does_not_fit() -> None:
             assert not orders.can_fuse(dim, out_dim, size) and order is not orders.GemmOrder.FUSED
 
 
-def test_rows_are_as_long_as_those_of_the_transpose() -> None:
-    for sizes, length in (
-        ((1000, 1000, 3000), launch.RowLength.SHORT),
-        ((1000, 1000, 3001), launch.RowLength.NORMAL),
-        ((1000, 2000, 3000), launch.RowLength.SHORT),
-        ((500, 2000, 3000), launch.RowLength.NORMAL),
-        ((10, 10, 2560), launch.RowLength.LONG),
-        ((10, 11, 2560), launch.RowLength.NORMAL),
-        ((10, 10, 0), launch.RowLength.SHORT),
+def test_rows_ask_for_what_those_of_the_transpose_do() -> None:
+    for sizes, load in (
+        ((1000, 1000, 3000), launch.RowLoad.SHORT),
+        ((1000, 1000, 3001), launch.RowLoad.FEW),
+        ((5000, 5000, 15001), launch.RowLoad.NORMAL),
+        ((1000, 2000, 3000), launch.RowLoad.SHORT),
+        ((500, 2000, 3000), launch.RowLoad.FEW),
+        ((500, 4224, 3000), launch.RowLoad.NORMAL),
+        ((10, 10, 2560), launch.RowLoad.LONG),
+        ((10, 11, 2560), launch.RowLoad.FEW),
+        ((10, 10, 0), launch.RowLoad.SHORT),
     ):
         rows, cols, edges = sizes
-        assert launch.row_length(rows, cols, edges) is launch.row_length(cols, rows, edges) is length
+        assert launch.row_load(rows, cols, edges) is launch.row_load(cols, rows, edges) is load
 
 
 @pytest.mark.parametrize("heads_and_dim", [(4, 32), (8, 8), (1, 64), (1, 128), (8, 64)])
 def test_short_rows_of_float32_take_few_edges_a_step(heads_and_dim: tuple[int, int]) -> None:
-    short, normal = launch.RowLength.SHORT, launch.RowLength.NORMAL
+    short, normal = launch.RowLoad.SHORT, launch.RowLoad.NORMAL
     tables = (
         lambda *call: launch.attention_row(*call),
         lambda *call: launch.gat_row(*call, True),
         lambda *call: launch.gatv2_row(*call, True),
     )
     for row in tables:
-        few, many = (row(*heads_and_dim, 4, length) for length in (short, normal))
+        few, many = (row(*heads_and_dim, 4, load) for load in (short, normal))
         assert few.step <= 2 and few.step < many.step and few.warps <= many.warps and few.stages == 1
         assert row(*heads_and_dim, 2, short) == row(*heads_and_dim, 2, normal)

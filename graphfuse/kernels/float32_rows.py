@@ -1,0 +1,57 @@
+"""Row kernels of attention in float32: how many edges a step takes, and how many warps.
+
+Where there are many rows a step has four to sixteen numbers a thread: more, and registers leave few programs on
+a multiprocessor. Where rows are long, or fewer than the GPU holds, the longest is waited for, and steps are
+wider. Each edge of a step has a sum of its own, and with fewer than four sums are no longer as exact as PyG's,
+whose atomic additions come in any order, on real graphs. Read off sweeps on one H200
+(results/nvidia-h200/float32_rows.md).
+"""
+
+from __future__ import annotations
+
+import enum
+
+Wide = tuple[int, int]  # edges of a step, and warps
+
+
+class RowLoad(enum.Enum):
+    """What rows ask of the GPU."""
+
+    SHORT = "three edges or fewer, as in molecules: a step of many would be empty, and so would be its warps"
+    LONG = "256 edges and more: make each step wide"
+    FEW = "fewer rows than the GPU holds: the longest is what is waited for"
+    NORMAL = "many rows: keep programs small"
+
+
+def attention(heads: int, width: int, load: RowLoad) -> Wide:
+    """Of dot-product attention, heads of ``width`` numbers in all, in whatever adds up the same scores."""
+    if load is RowLoad.SHORT:
+        return min(32, max(2, 128 // width)), max(1, width // 128)
+    warps = 2 if heads == 1 and width <= 128 else 4
+    if load is RowLoad.NORMAL:
+        return min(32, max(4, 256 // width)), 1 if width <= 64 else warps if width == 128 else 8
+    if width == 64:
+        return 8, 4
+    return min(32, max(4, 1024 // width)), 8 if width > 256 else 1 if width <= 32 else warps
+
+
+def gat(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
+    """Of GAT's, which reads but one row an edge and has a softmax for each head."""
+    if load is RowLoad.SHORT:
+        return attention(heads, width, load)
+    if heads == 1 or width != 64:
+        warps = 1 if width <= 32 or (heads > 1 and width == 128) else 2 if width <= 128 else 4
+        return min(32, max(4, 1024 // width)), 8 if width > 256 else warps
+    if load is RowLoad.FEW:
+        return 8, 2 if backward else 1
+    return 16 if load is RowLoad.LONG and not backward else 4, 1
+
+
+def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
+    """Of GATv2's, which computes more for an edge than it reads."""
+    if load is RowLoad.SHORT:
+        return max(1, attention(heads, width, load)[0] // 2), max(1, width // 128)
+    if width <= 64 and (load is RowLoad.NORMAL or (load is RowLoad.LONG and backward)):
+        return min(16, 256 // width), 2 if width == 64 and backward else 1
+    warps = 2 if heads == 1 and width == 128 else 4 if width <= 256 else 8
+    return min(16, max(2, 512 // width)), warps
