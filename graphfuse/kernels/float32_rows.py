@@ -1,9 +1,9 @@
 """Row kernels of attention in float32: how many edges a step takes, and how many warps.
 
-Where there are many rows a step has four to sixteen numbers a thread: more, and registers leave few programs on
-a multiprocessor. Where rows are long, or fewer than the GPU holds, the longest is waited for, and steps are
-wider. Each edge of a step has a sum of its own, and with fewer than four sums are no longer as exact as PyG's,
-whose atomic additions come in any order, on real graphs. Read off sweeps on one H200
+Where there are many rows a step has four to sixteen numbers a thread: more, and registers leave few programs
+on a multiprocessor. Where rows are long, or fewer than the GPU holds, the longest is waited for, and steps
+are wider. Each edge of a step has a sum of its own, and with fewer than four sums are no longer as exact as
+PyG's, whose atomic additions come in any order, on real graphs. Read off sweeps on one H200
 (results/nvidia-h200/float32_rows.md).
 """
 
@@ -24,7 +24,7 @@ class RowLoad(enum.Enum):
 
 
 def attention(heads: int, width: int, load: RowLoad) -> Wide:
-    """Of dot-product attention, heads of ``width`` numbers in all, in whatever adds up the same scores."""
+    """Of dot-product attention, in whatever adds up the same scores; heads of ``width`` numbers in all."""
     if load is RowLoad.SHORT:
         return min(32, max(2, 128 // width)), max(1, width // 128)
     warps = 2 if heads == 1 and width <= 128 else 4

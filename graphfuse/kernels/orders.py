@@ -36,7 +36,8 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 
 def is_narrow(num_rows: int, dim: int, out_dim: int) -> bool:
     """Whether one does so that has few columns on a side, where libraries are slower on the GPU as well."""
-    return (out_dim <= 16 or dim <= 32) and launch_bound(num_rows, dim, out_dim)
+    few = out_dim <= 16 or (dim <= 32 and out_dim <= 64)
+    return few and launch_bound(num_rows, dim, out_dim)
 
 
 @functools.cache
