@@ -267,7 +267,7 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_SHORT, _LONG = (("row_load", _always(load)) for load in (RowLoad.SHORT, RowLoad.LONG))
+_ROWS = {load.name.lower(): ("row_load", _always(load)) for load in RowLoad}
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -313,8 +313,8 @@ def _of_sparse_attention() -> Iterator[Case]:
         some = (every[0], every[-1]) if dtype is torch.bfloat16 else every
         for (walk, patches), options in itertools.product(_walks("attention_prefers_rows", dtype), some):
             yield Case("sparse_attention", walk, dtype, shape, options, patches)
-    for shape in SHAPES:
-        yield Case("sparse_attention", "rows-short", torch.float32, shape, every[-1], (_SHORT,))
+    for shape, load in itertools.product(SHAPES, ("short", "normal")):  # small graphs have few rows
+        yield Case("sparse_attention", f"rows-{load}", torch.float32, shape, every[-1], (_ROWS[load],))
     for of_edges, dtype in itertools.product(EDGE_SHAPES, DTYPES):
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges",))
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges", "dropout"))
@@ -330,12 +330,12 @@ def _of_gat() -> Iterator[Case]:
         for options in (*every, *with_edges):
             yield Case("gatv2_attention", "rows", dtype, shape, options)
     for shape in SHAPES:
-        for op in ("gat_attention", "gatv2_attention"):
-            yield Case(op, "rows-short", torch.float32, shape, every[-1], (_SHORT,))
+        for op, load in itertools.product(("gat_attention", "gatv2_attention"), ("short", "normal")):
+            yield Case(op, f"rows-{load}", torch.float32, shape, every[-1], (_ROWS[load],))
         rows = {launch.gatv2_row(*shape, 2, n, True) for n in (RowLoad.NORMAL, RowLoad.LONG)}
         if len(rows) == 2:
             for dtype in HALF:
-                yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_LONG,))
+                yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_ROWS["long"],))
 
 
 def _of_others() -> Iterator[Case]:

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, longer_slices
+from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure, row_load, window_graph
+from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch, window_load
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
@@ -127,17 +127,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        load = launch.load(num_tasks, w.num_entries)
-        config = launch.gat_window(heads, dim, dropout > 0, backward=False, tilted=tilted, load=load)
-        groups = -(-heads // config.rows)
-        w = longer_slices(w) if groups > 1 else w
-        graph, with_loops = window_graph(w, copies, loops)
+        config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)
         rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
-        rest += (config.step, config.stages, guess, slope, dropout, with_loops, acc)
-        warps, registers = config.warps, config.registers
-        main = Launch(gat_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
+        rest += (config.step, config.stages, guess, slope, dropout)
+        main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

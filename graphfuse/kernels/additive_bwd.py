@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, longer_slices
+from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
-from graphfuse.kernels.attention import Plan, Structure, window_graph
+from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
 from graphfuse.kernels.attention_bwd import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
@@ -218,15 +218,10 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        load = launch.load(num_tasks, w.num_entries)
-        config = launch.gat_window(heads, dim, dropout > 0, backward=True, tilted=False, load=load)
-        groups = -(-heads // config.rows)
-        w = longer_slices(w) if groups > 1 else w
-        graph, with_loops = window_graph(w, copies, loops)
+        config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, slope, dropout, with_loops, acc)
-        warps, registers = config.warps, config.registers
-        main = Launch(gat_bwd_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
+        rest += (config.step, config.stages, config.warps, slope, dropout)
+        main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

@@ -95,10 +95,40 @@ class Structure(NamedTuple):
     edge_perm: Tensor | None  # position in the caller's edge list of each edge; with edge_attr
 
 
-def window_graph(w: Walk, copies: Tensor | None, self_loops: bool) -> tuple[tuple[Tensor | None, ...], int]:
-    """What window kernels of attention take of the graph, and LOOPS, see :func:`.row_masks`."""
+def window_load(w: Walk) -> launch.Load:
+    """What the tasks of ``w`` ask of the GPU, which walks windows."""
+    return launch.load(w.tasks.size(0), w.num_entries)
+
+
+def window_launch(
+    kernel: Any,
+    structure: Structure,
+    config: launch.Config,
+    heads: int,
+    self_loops: bool,
+    rest: tuple[Any, ...],
+    acc: tl.dtype,
+) -> tuple[Launch, Walk]:
+    """Prepares a window kernel of attention.
+
+    Args:
+        kernel: What is launched.
+        structure: The graph.
+        config: How it is launched.
+        heads: In all; a program has ``config.rows`` of them.
+        self_loops: Whether each node has one loop, and no other.
+        rest: Parameters between those of the graph and the last two, LOOPS (see :func:`.row_masks`) and ACC.
+        acc: ACC.
+
+    Returns:
+        The launch, and the walk whose slices it writes.
+    """
+    w, groups = structure.walk, -(-heads // config.rows)
+    w = longer_slices(w) if groups > 1 else w
     row_mask, loops = row_masks(w, self_loops)
-    return (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, copies), loops
+    graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
+    rest += (loops, acc)
+    return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups), w
 
 
 def row_load(w: Walk) -> launch.RowLoad:
@@ -127,15 +157,10 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        load = launch.load(num_tasks, w.num_entries)
-        config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, load)
-        groups = -(-heads // config.rows)
-        w = longer_slices(w) if groups > 1 else w
-        graph, with_loops = window_graph(w, copies, loops)
+        config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, window_load(w))
         rest = (w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, config.guess, scale, dropout, with_loops, acc)
-        warps, registers = config.warps, config.registers
-        main = Launch(attention_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
+        rest += (config.step, config.stages, config.warps, config.guess, scale, dropout)
+        main, w = window_launch(attention_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

@@ -25,9 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, longer_slices
+from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_graph
+from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_launch, window_load
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
@@ -159,15 +159,10 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
-        load = launch.load(num_tasks, w.num_entries)
-        config = launch.attention_bwd_window(heads, dim, dropout > 0, loops, load)
-        groups = -(-heads // config.rows)
-        w = longer_slices(w) if groups > 1 else w
-        graph, with_loops = window_graph(w, copies, loops)
+        config = launch.attention_bwd_window(heads, dim, dropout > 0, loops, window_load(w))
         rest = (w.num_rows, *strides[:5], transposed, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, scale, dropout, with_loops, acc)
-        warps, registers = config.warps, config.registers
-        main = Launch(attention_bwd_window_kernel, w.tasks.size(0), warps, graph, rest, registers, groups)
+        rest += (config.step, config.stages, config.warps, scale, dropout)
+        main, w = window_launch(attention_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
