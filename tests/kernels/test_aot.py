@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
     TARGETS = ["sm_80/5", "sm_90/1", "sm_100/5", "gfx942/7"]
 else:
-    TARGETS = ["sm_80/99", "sm_90/24", "sm_100/99", "gfx942/99"]
+    TARGETS = ["sm_80/99", "sm_90/36", "sm_100/99", "gfx942/99"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

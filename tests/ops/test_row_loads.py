@@ -1,4 +1,4 @@
-"""Row kernels with the steps of other graphs: small ones have few rows, or short ones."""
+"""Row kernels with the steps of large graphs: small ones have few rows, or short ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.ops.test_attention import check_attention
 OPS = ("attention", "gat", "gatv2")
 
 
-@pytest.mark.parametrize("load", launch.RowLoad, ids=lambda load: load.name)
-@pytest.mark.parametrize("shape", [(1, 7), (8, 8), (4, 32)], ids=str)
+@pytest.mark.parametrize("load", [launch.RowLoad.NORMAL, launch.RowLoad.LONG], ids=lambda load: load.name)
+@pytest.mark.parametrize("shape", [(1, 16), (8, 8)], ids=str)
 @pytest.mark.parametrize("kind", OPS)
 def test_float32(
     kind: str,
@@ -40,7 +40,7 @@ def test_float32(
 
 
 def test_steps_of_loads_differ() -> None:
-    """Or the test above would run one kernel four times."""
+    """Or the test above would run one kernel twice."""
     tables = (
         lambda load: launch.attention_row(8, 8, 4, load),
         lambda load: launch.gat_row(8, 8, 4, load, True),
