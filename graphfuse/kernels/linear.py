@@ -6,6 +6,7 @@ the libraries longer to launch than one of these kernels.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +128,16 @@ def _linear_grad_merge_kernel(
         tl.store(bias_ptr + offs - LEFT * RIGHT, acc.to(bias_ptr.dtype.element_ty), mask=mask)
 
 
+# Of launches all but the number of rows, in which the batches of a loader differ.
+@functools.lru_cache(maxsize=256)
+def _launch(index: int, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, ...]) -> Launch:
+    dim, out_dim = shape
+    config = launch.linear(dim, out_dim, strides[0] * dtype.itemsize % 4 != 0)
+    rest = (1, *strides, dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
+    rest += (config.stages, accumulator(dtype))
+    return Launch(_linear_kernel, 1, config.warps, (), rest)
+
+
 def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
     """Launches the kernel.
 
@@ -147,11 +158,9 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
     key = ("linear", x.dtype, num_rows, dim, out_dim, strides)
     plan = plans.get(key)
     if plan is None:
-        config = launch.linear(dim, out_dim, x.stride(0) * x.element_size() % 4 != 0)
+        config = launch.linear(dim, out_dim, strides[0] * x.element_size() % 4 != 0)
         blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
-        shape = (dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
-        rest = (num_rows, *strides, *shape, config.stages, accumulator(x.dtype))
-        plan = plans[key] = Launch(_linear_kernel, blocks, config.warps, (), rest)
+        plan = plans[key] = _launch(index, x.dtype, (dim, out_dim), strides).resized(blocks, num_rows)
     y = x.new_empty(num_rows, out_dim)
     plan((y,), (x, weight), (x.data_ptr() | weight.data_ptr()) & 15 == 0, index)
     return y
@@ -163,20 +172,37 @@ class _Plan(NamedTuple):
     merge: Launch
 
 
-def _plan(left: Tensor, right: Tensor, grad: Tensor | None) -> _Plan:
-    num_rows, acc = left.size(0), accumulator(left.dtype)
-    shape = (left.size(1), right.size(1))
-    config = launch.linear_grad(num_rows, *shape)
-    num_splits = -(-num_rows // config.rows)
+@functools.lru_cache(maxsize=256)
+def _grad_launches(
+    index: int, dtypes: tuple[torch.dtype | None, ...], shape: tuple[int, int], strides: tuple[int, ...]
+) -> tuple[Launch, Launch]:
+    dtype, *_ = dtypes
+    assert dtype is not None
+    acc, config = accumulator(dtype), launch.linear_grad(1, *shape)
     blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
-    num_grads, grad_stride = (0, 0) if grad is None else (grad.size(0), grad.stride(0))
-    counts = (num_rows, num_grads, num_splits, left.stride(0), right.stride(0), grad_stride)
-    rest = (*counts, *shape, config.block_dim, config.block_out, config.step, config.stages, acc)
-    main = Launch(_linear_grad_kernel, num_splits, config.warps, (), rest, groups=blocks)
+    rest = (1, 1, 1, *strides, *shape, config.block_dim, config.block_out, config.step, config.stages, acc)
+    main = Launch(_linear_grad_kernel, 1, config.warps, (), rest, groups=blocks)
     programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
-    merge_rest = (num_splits, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
-    merge = Launch(_linear_grad_merge_kernel, programs, 4, (), merge_rest)
-    return _Plan(num_splits, main, merge)
+    merge_rest = (1, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
+    return main, Launch(_linear_grad_merge_kernel, programs, 4, (), merge_rest)
+
+
+def _plan(
+    index: int, left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+) -> _Plan:
+    num_rows, shape = left.size(0), (left.size(1), right.size(1))
+    num_splits = -(-num_rows // launch.linear_grad(num_rows, *shape).rows)
+    num_grads, grad_stride, grad_dtype = 0, 0, None
+    if grad is not None:
+        num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
+    strides = (left.stride(0), right.stride(0), grad_stride)
+    main, merge = _grad_launches(index, (left.dtype, grad_dtype, bias_dtype), shape, strides)
+    programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
+    return _Plan(
+        num_splits,
+        main.resized(num_splits, num_rows, num_grads, num_splits),
+        merge.resized(programs, num_splits),
+    )
 
 
 def linear_grad(
@@ -212,7 +238,7 @@ def linear_grad(
         key += (bias_dtype, grad.dtype, grad.size(0), grad.stride(0))
     plan = plans.get(key)
     if plan is None:
-        plan = plans[key] = _plan(left, right, grad)
+        plan = plans[key] = _plan(index, left, right, grad, bias_dtype if grad is not None else None)
     out_dim, dim = left.size(1), right.size(1)
     acc = torch.float64 if left.dtype == torch.float64 else torch.float32
     partial = left.new_empty(plan.num_splits, out_dim * (dim + 1), dtype=acc)

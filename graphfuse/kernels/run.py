@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -68,6 +69,17 @@ class Launch:
         self._structure, self._rest = structure, rest
         self._addresses = addresses(structure)
         self._compiled: dict[Any, tuple[Any, ...]] = {}  # by which tensors start on 16 bytes; None: all
+
+    def resized(self, programs: int, *sizes: int) -> Launch:
+        """This launch for other sizes, which it is not compiled for: what is once compiled serves both.
+
+        Args:
+            programs: Programs of a group.
+            sizes: In place of the first of ``rest``, of which the kernel's integers are not specialised.
+        """
+        other = copy.copy(self)
+        other._grid, other._rest = (programs, self._grid[1]), (*sizes, *self._rest[len(sizes) :])
+        return other
 
     def __call__(
         self,

@@ -44,22 +44,18 @@ def gatv2(layer: Any, x: Tensor, graph: RowWindows) -> Tensor | None:
     """A GATv2Conv of one set of nodes, without edge features."""
     names = ("lin_l",) if layer.share_weights else ("lin_l", "lin_r")
     maps, att, bias = _maps(layer, x, names), layer._parameters.get("att"), layer._parameters.get("bias")
-    if maps is None or att is None or bias is None or not _is_joined(layer):
-        return None
     features = features_of(x, x.dtype)
-    return (
-        None
-        if features is None
-        else gatv2_layer(
-            features,
-            maps,
-            att,
-            bias,
-            _directed(layer, graph),
-            layer.negative_slope,
-            layer.dropout if layer.training else 0.0,
-            bool(layer.add_self_loops),
-        )
+    if features is None or maps is None or att is None or bias is None or not _is_joined(layer):
+        return None
+    return gatv2_layer(
+        features,
+        maps,
+        att,
+        bias,
+        _directed(layer, graph),
+        layer.negative_slope,
+        layer.dropout if layer.training else 0.0,
+        bool(layer.add_self_loops),
     )
 
 

@@ -48,6 +48,28 @@ def test_equals_the_product(
         torch.testing.assert_close(bias, grad.double().sum(0).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_other_numbers_of_rows_are_not_prepared_anew(with_bias: bool, device: torch.device) -> None:
+    """As batches of a loader have them; each has launches of its own, which share what is compiled."""
+    pytest.importorskip("triton")
+    from graphfuse.kernels import linear as kernels
+
+    compiled = []
+    for num_rows in (3, 70, 200):
+        x, weight = torch.randn(num_rows, 24, device=device), torch.randn(5, 24, device=device)
+        grad, plans = torch.randn(num_rows, 5, device=device), {}
+        torch.testing.assert_close(kernels.linear(plans, x, weight), x @ weight.t(), rtol=1e-5, atol=1e-5)
+        found = kernels.linear_grad(plans, grad, x, grad if with_bias else None, torch.float32)
+        torch.testing.assert_close(found[0], grad.t() @ x, rtol=1e-5, atol=1e-5)
+        if with_bias:
+            torch.testing.assert_close(found[1], grad.sum(0), rtol=1e-5, atol=1e-5)
+        forward, gradient = plans.values()
+        launches = (forward, gradient.main, gradient.merge)
+        compiled.append([one._compiled for one in launches])
+        assert forward._rest[0] == gradient.main._rest[0] == num_rows
+    assert all(one is first for others in compiled for one, first in zip(others, compiled[0], strict=True))
+
+
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("widths", [(20, 5), (5, 20)], ids=str)
 def test_the_op_takes_either_way(
