@@ -267,7 +267,7 @@ _ORDERS = {
     )
     for order in GemmOrder
 }
-_ROWS = {load.name.lower(): ("row_load", _always(load)) for load in RowLoad}
+_ROW_LOADS = {load.name.lower(): ("row_load", _always(load)) for load in RowLoad}
 
 
 def _of_spmm() -> Iterator[Case]:
@@ -314,7 +314,7 @@ def _of_sparse_attention() -> Iterator[Case]:
         for (walk, patches), options in itertools.product(_walks("attention_prefers_rows", dtype), some):
             yield Case("sparse_attention", walk, dtype, shape, options, patches)
     for shape, load in itertools.product(SHAPES, ("short", "normal")):  # small graphs have few rows
-        yield Case("sparse_attention", f"rows-{load}", torch.float32, shape, every[-1], (_ROWS[load],))
+        yield Case("sparse_attention", f"rows-{load}", torch.float32, shape, every[-1], (_ROW_LOADS[load],))
     for of_edges, dtype in itertools.product(EDGE_SHAPES, DTYPES):
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges",))
         yield Case("sparse_attention", "rows", dtype, of_edges, ("edges", "dropout"))
@@ -331,11 +331,11 @@ def _of_gat() -> Iterator[Case]:
             yield Case("gatv2_attention", "rows", dtype, shape, options)
     for shape in SHAPES:
         for op, load in itertools.product(("gat_attention", "gatv2_attention"), ("short", "normal")):
-            yield Case(op, f"rows-{load}", torch.float32, shape, every[-1], (_ROWS[load],))
+            yield Case(op, f"rows-{load}", torch.float32, shape, every[-1], (_ROW_LOADS[load],))
         rows = {launch.gatv2_row(*shape, 2, n, True) for n in (RowLoad.NORMAL, RowLoad.LONG)}
         if len(rows) == 2:
             for dtype in HALF:
-                yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_ROWS["long"],))
+                yield Case("gatv2_attention", "rows-long", dtype, shape, every[-1], (_ROW_LOADS["long"],))
 
 
 def _of_others() -> Iterator[Case]:
