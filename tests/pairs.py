@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,4 +18,13 @@ def with_dtypes(values: Iterable[Any], dtypes: Iterable[torch.dtype]) -> list[tu
         (value, dtype)
         for (place, value), dtype in itertools.product(enumerate(values), dtypes)
         if NIGHTLY or dtype is not torch.bfloat16 or place % 3 == 0
+    ]
+
+
+def in_turns(values: Iterable[Any], dtypes: Sequence[torch.dtype]) -> list[tuple[Any, torch.dtype]]:
+    """Each of ``values`` with each of ``dtypes``; by day with one of them, in turns."""
+    return [
+        (value, dtype)
+        for (place, value), (turn, dtype) in itertools.product(enumerate(values), enumerate(dtypes))
+        if NIGHTLY or torch.cuda.is_available() or place % len(dtypes) == turn
     ]

@@ -13,7 +13,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_attention import DTYPES
 from tests.ops.test_attention import draw as draw_attention
-from tests.pairs import with_dtypes
+from tests.pairs import in_turns
 
 
 def draw(*arguments: Any) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
@@ -23,7 +23,7 @@ def draw(*arguments: Any) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
     return windows, edge_index, given
 
 
-@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(GRAPHS, DTYPES), ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), in_turns(GRAPHS, DTYPES), ids=str)
 def test_weights_and_gradients_match_definition(graph: str, dtype: torch.dtype, device: torch.device) -> None:
     heads, dim = [(1, 8), (3, 7), (2, 16), (4, 1)][(list(GRAPHS).index(graph) + DTYPES.index(dtype)) % 4]
     windows, edge_index, given = draw(graph, device, dtype, heads, dim)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
 from graphfuse.testing import GRAPHS, check
-from tests.pairs import with_dtypes
+from tests.pairs import in_turns
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 SHAPES = [(1, 8, 3), (3, 7, 1), (2, 16, 7), (4, 1, 16)]  # heads, head_dim, edge_dim
@@ -53,7 +53,7 @@ def check_attention(
     check(op, functools.partial(joined, reference.sparse_attention, edge_index, **options), given)
 
 
-@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(GRAPHS, DTYPES), ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), in_turns(GRAPHS, DTYPES), ids=str)
 def test_results_and_gradients_match_definition(graph: str, dtype: torch.dtype, device: torch.device) -> None:
     turn = list(GRAPHS).index(graph) + DTYPES.index(dtype)
     check_attention(graph, device, dtype, SHAPES[turn % 4], scale=0.4)
@@ -65,7 +65,7 @@ def test_widths(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.d
     check_attention("bipartite", device, dtype, shape, scale=0.1)
 
 
-@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(["repeated", "self_loops", "hub"], DTYPES), ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), in_turns(["repeated", "self_loops", "hub"], DTYPES), ids=str)
 def test_dropout(graph: str, dtype: torch.dtype, cut: bool, device: torch.device) -> None:
     seed = torch.tensor([(3 << 40) + 5], device=device)
     check_attention(graph, device, dtype, (3, 8, 5), dropout=0.3, seed=seed)

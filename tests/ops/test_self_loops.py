@@ -13,12 +13,12 @@ from graphfuse.testing import GRAPHS, check
 from tests.ops.test_additive_attention import check_additive
 from tests.ops.test_attention import DTYPES, check_attention, check_scaled_keys, draw, narrow
 from tests.ops.test_spmm import check_spmm
-from tests.pairs import with_dtypes
+from tests.pairs import in_turns
 
 SQUARE = [name for name in GRAPHS if not name.startswith("bipartite")]
 
 
-@pytest.mark.parametrize(("graph", "dtype"), with_dtypes(SQUARE, DTYPES), ids=str)
+@pytest.mark.parametrize(("graph", "dtype"), in_turns(SQUARE, DTYPES), ids=str)
 def test_output_and_gradients_match_definition(
     graph: str, dtype: torch.dtype, walked: str, device: torch.device
 ) -> None:
