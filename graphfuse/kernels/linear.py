@@ -197,12 +197,8 @@ def _plan(
         num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
     strides = (left.stride(0), right.stride(0), grad_stride)
     main, merge = _grad_launches(index, (left.dtype, grad_dtype, bias_dtype), shape, strides)
-    programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
-    return _Plan(
-        num_splits,
-        main.resized(num_splits, num_rows, num_grads, num_splits),
-        merge.resized(programs, num_splits),
-    )
+    main = main.resized(num_splits, num_rows, num_grads, num_splits)
+    return _Plan(num_splits, main, merge.resized(None, num_splits))
 
 
 def linear_grad(

@@ -70,15 +70,17 @@ class Launch:
         self._addresses = addresses(structure)
         self._compiled: dict[Any, tuple[Any, ...]] = {}  # by which tensors start on 16 bytes; None: all
 
-    def resized(self, programs: int, *sizes: int) -> Launch:
+    def resized(self, programs: int | None, *sizes: int) -> Launch:
         """This launch for other sizes, which it is not compiled for: what is once compiled serves both.
 
         Args:
-            programs: Programs of a group.
+            programs: Programs of a group; ``None`` leaves as many.
             sizes: In place of the first of ``rest``, of which the kernel's integers are not specialised.
         """
         other = copy.copy(self)
-        other._grid, other._rest = (programs, self._grid[1]), (*sizes, *self._rest[len(sizes) :])
+        other._rest = (*sizes, *self._rest[len(sizes) :])
+        if programs is not None:
+            other._grid = (programs, self._grid[1])
         return other
 
     def __call__(
