@@ -21,10 +21,10 @@ def with_dtypes(values: Iterable[Any], dtypes: Iterable[torch.dtype]) -> list[tu
     ]
 
 
-def in_turns(values: Iterable[Any], dtypes: Sequence[torch.dtype]) -> list[tuple[Any, torch.dtype]]:
-    """Each of ``values`` with each of ``dtypes``; by day with one of them, in turns."""
+def in_turns(values: Iterable[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each of ``values`` with each of ``others``; by day, without a GPU, with one of them, in turns."""
     return [
-        (value, dtype)
-        for (place, value), (turn, dtype) in itertools.product(enumerate(values), enumerate(dtypes))
-        if NIGHTLY or torch.cuda.is_available() or place % len(dtypes) == turn
+        (value, other)
+        for (place, value), (turn, other) in itertools.product(enumerate(values), enumerate(others))
+        if NIGHTLY or torch.cuda.is_available() or place % len(others) == turn
     ]

@@ -2,8 +2,8 @@
 
 Where there are many rows a step has four to sixteen numbers a thread: more, and registers leave few programs
 on a multiprocessor. Where rows are long, or fewer than the GPU holds, the longest is waited for, and steps
-are wider. Each edge of a step has a sum of its own, and with fewer than four sums are no longer as exact as
-PyG's, whose atomic additions come in any order, on real graphs. Read off sweeps on one H200
+are wider. Each edge of a step has a sum of its own: with four, sums of rows that are not short are as exact
+as tests on real graphs ask, and fewer were not tried. Read off sweeps on one H200
 (results/nvidia-h200/float32_rows.md).
 """
 

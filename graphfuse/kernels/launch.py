@@ -293,8 +293,8 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
     """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
-    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes at least
-    four edges a step, each with a sum of its own, or it fails accuracy tests on real graphs; no pipeline.
+    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes
+    several edges a step, each with a sum of its own, which keeps it exact; no pipeline.
     """
     block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
     block_heads = power_of_two(heads)

@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.testing import GRAPHS, check
-from tests.pairs import NIGHTLY, with_dtypes
+from tests.pairs import in_turns, with_dtypes
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -285,15 +285,7 @@ def check_scaled_keys(
     check(op, definition, x)
 
 
-@pytest.mark.parametrize(
-    ("graph", "loops"),
-    [
-        (graph, loops)
-        for place, graph in enumerate(("ragged", "repeated", "hub"))
-        for loops in (False, True)
-        if NIGHTLY or loops == (place % 2 == 0)
-    ],
-)
+@pytest.mark.parametrize(("graph", "loops"), in_turns(["ragged", "repeated", "hub"], [True, False]))
 def test_scaled_keys_that_are_the_values(
     graph: str, loops: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch, orders
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_attention import crowd
-from tests.pairs import NIGHTLY
+from tests.pairs import in_turns
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -70,18 +70,10 @@ def test_output_and_gradients_match_definition(
     check_spmm(graph, device, dtype, 8 + 3 * (turn % 3), weighted=turn % 2 == 0, loops=turn % 3 > 0)
 
 
-CUT = ("hub", "full", "repeated", "bipartite_tall", "symmetric", "crowd")
+CUT = ["hub", "full", "repeated", "bipartite_tall", "symmetric", "crowd"]
 
 
-@pytest.mark.parametrize(
-    ("graph", "weighted"),
-    [
-        (graph, weighted)
-        for place, graph in enumerate(CUT)
-        for weighted in (False, True)
-        if NIGHTLY or weighted == (place % 2 == 1)
-    ],
-)
+@pytest.mark.parametrize(("graph", "weighted"), in_turns(CUT, [False, True]))
 def test_cut_windows_and_rows(
     graph: str, weighted: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
