@@ -32,6 +32,11 @@ from graphfuse.kernels.attention_tiles import (
     shift_of,
     window_step,
 )
+from graphfuse.kernels.gat_tiles import (
+    greater_of_products,
+    half_factors,
+    ones_where_greater,
+)
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -126,16 +131,6 @@ def sums_of_entries(
 
 
 @triton.jit
-def half_factors(u, shift, SLOPE: tl.constexpr, HALF: tl.constexpr):
-    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], two numbers
-    # of each node make its weights: no score needs an exponential of its own. In half precision two products
-    # or maxima are one instruction. With a and d counted from the mean of the first sources, and scores from
-    # what that makes of d, one factor of a receiver is 1 and the other smaller: a weight is rounded once, or
-    # where the other is taken three times.
-    return tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
-
-
-@triton.jit
 def attend(
     column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
     own, own_key, means, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
@@ -150,15 +145,15 @@ def attend(
     tl.static_assert(not FIXED or DROPOUT == 0, "weights are dropped from running sums alone")
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
+    GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(HALF)
-    # 0, which the compiler must not know: it would choose between pairs of halves, by taking them apart
-    zero = tl.where(begin < 0, 1.0, 0.0).to(HALF if FIXED else ACC)
     running, own_factors = nothing(), nothing()
     for g in tl.static_range(GROUP):
         its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
         running += ((states[g][0], its_total, its_high, states[g][3], states[g][4]),)
-        if FIXED:
+        if FIXED:  # a and d count from the mean of the first sources, scores from what that makes of d: one
+            # factor of a receiver is 1, the other smaller; a weight is rounded once, or by the other thrice
             its_own = own[g] + means[g]
             own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
@@ -181,41 +176,37 @@ def attend(
         for pair in tl.static_range(GROUP // PAIR):
             first = head + pair * PAIR
             tiles += (gather(x_ptr, column, first, X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
-        if FIXED:
-            most = tl.where(outside == 0, float("inf"), 0.0).to(HALF)
+        # what scores, or weights, are at most
+        most = tl.where(outside == 0, float("inf"), 0.0 if FIXED else float("-inf")).to(
+            HALF if FIXED else ACC
+        )
         new_states = nothing()
         for g in tl.static_range(GROUP):
             x = tiles[g // PAIR]
             top, total, high, acc, tilt = running[g]
             if FIXED:
-                up, down = own_factors[g]
-                other_up, other_down = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
-                p = tl.maximum(up * other_up, down * other_down, propagate_nan=tl.PropagateNan.ALL)
-                p = tl.minimum(p, most)
-                bends = other[g] > (-own[g]).to(other[g].dtype)
+                other_factors = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
+                p = tl.minimum(greater_of_products(own_factors[g], other_factors), most)
             else:
-                u = own[g] + as_scores(other[g], 1, ACC)
-                s = tl.where(outside == 0, exponent(u, SLOPE), outside)
+                u = own[g] * LOG2_E + as_scores(other[g].to(ACC) * LOG2_E, 1, ACC)
+                u = tl.maximum(u, u * SLOPE) if GROWS else tl.where(u > 0, u, u * SLOPE)
+                s = tl.minimum(u, most)
                 higher = tl.maximum(top, tl.max(s, 1))
                 shift = shift_of(higher)
                 p = tl.exp2(s - shift[:, None])
                 rescale = tl.exp2(top - shift)[:, None]
                 top, total, high = higher, total * rescale, high * rescale
                 acc, tilt = acc * rescale, tilt * rescale
-                bends = u > 0
             weight = p.to(x.dtype)  # what is summed is what rows are multiplied with: it adds up to 1
             total = dot(weight, ones, total, ACC)
             if TILTED:
-                bent = tl.where(bends, p, zero).to(x.dtype)
-                high = dot(bent, ones, high, ACC)
+                bends = ones_where_greater(other[g], (-own[g]).to(HALF), weight)
+                high = dot(weight * bends, ones, high, ACC)
             if DROPOUT > 0:
-                p *= kept(own_key[g], in_place(other_key), DROPOUT, 1.0)
-                weight = p.to(x.dtype)
-                if TILTED:
-                    bent = tl.where(bends, p, zero).to(x.dtype)
+                weight = (p * kept(own_key[g], in_place(other_key), DROPOUT, 1.0)).to(x.dtype)
             acc = dot(weight, x, acc, ACC)
             if TILTED:
-                tilt = dot(bent, x, tilt, ACC)
+                tilt = dot(weight * bends, x, tilt, ACC)
             new_states += ((top, total, high, acc, tilt),)
         bits, other, running = next_bits, next_other, new_states
     new_states = nothing()

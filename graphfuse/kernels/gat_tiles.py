@@ -1,0 +1,37 @@
+"""Weights of GAT's window kernels in half precision, two numbers to an instruction."""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.attention_tiles import LOG2_E
+
+
+@triton.jit
+def half_factors(u, shift, SLOPE: tl.constexpr, HALF: tl.constexpr):
+    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], two numbers
+    # of each node make its weights: no score needs an exponential of its own. In half precision two products
+    # or maxima are one instruction. `shift` is an exponent of 2 that both are divided by.
+    return tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
+
+
+@triton.jit
+def greater_of_products(own, other):
+    # max(own[0] * other[0], own[1] * other[1]), NaN where one of them is
+    return tl.maximum(own[0] * other[0], own[1] * other[1], propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def ones_where_greater(a, b, like):
+    # 1 where a > b, else 0, of the shape and dtype of `like`. A select would have the compiler take pairs of
+    # halves apart, and need a register for each number; compared as a pair they stay one.
+    a, b = tl.broadcast_to(a, like.shape), tl.broadcast_to(b, like.shape)
+    if tl.target_info.cuda_capability_geq(9, 0):
+        NAME: tl.constexpr = (
+            "set.gt.f16x2.f16x2 $0, $1, $2;"
+            if like.dtype == tl.float16
+            else "set.gt.bf16x2.bf16x2 $0, $1, $2;"
+        )
+        ones = tl.inline_asm_elementwise(NAME, "=r,r,r", [a, b], dtype=like.dtype, is_pure=True, pack=2)
+    else:
+        ones = tl.where(a > b, 1.0, 0.0).to(like.dtype)
+    return ones
