@@ -14,14 +14,14 @@ from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous
 
 
-# z = x + y, out = weight (z - mean) / sqrt(var + EPS) + bias.
+# z = x + y + offset, out = weight (z - mean) / sqrt(var + EPS) + bias.
 #   grid      (cdiv(num_rows, ROWS),): one program = ROWS rows
 #   reads     x, y [num_rows, DIM], contiguous features, strided rows; weight, bias [DIM]; mean and var [DIM]
-#             of batch norm; without them they are those of each row of z, layer norm
+#             of batch norm; without them they are those of each row of z, layer norm; offset [DIM], if any
 #   writes    out [num_rows, DIM]
 @triton.jit(do_not_specialize=["num_rows"])
 def _residual_norm_kernel(
-    out_ptr, x_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, x_stride, y_stride,
+    out_ptr, x_ptr, y_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, offset_ptr, num_rows, x_stride, y_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
@@ -30,6 +30,8 @@ def _residual_norm_kernel(
     mask = (rows < num_rows)[:, None] & mask_dim
     x = tl.load(x_ptr + offs_row * x_stride + offs_dim, mask=mask, other=0.0).to(ACC)
     z = x + tl.load(y_ptr + offs_row * y_stride + offs_dim, mask=mask, other=0.0).to(ACC)
+    if offset_ptr is not None:
+        z += tl.load(offset_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
     if mean_ptr is None:
         z -= tl.sum(z, 1)[:, None] / DIM
         var = tl.sum(tl.where(mask, z * z, 0.0), 1)[:, None] / DIM
@@ -66,6 +68,7 @@ def residual_norm(
     mean: Tensor | None,
     var: Tensor | None,
     eps: float,
+    offset: Tensor | None = None,
 ) -> Tensor:
     """Launches the kernel.
 
@@ -77,6 +80,7 @@ def residual_norm(
         mean: Batch norm's, ``[dim]``, or None for layer norm.
         var: Likewise.
         eps: Added to variances.
+        offset: Added to each row, ``[dim]``, or None.
 
     Returns:
         ``[num_rows, dim]`` in the dtype of ``x``.
@@ -84,9 +88,9 @@ def residual_norm(
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return residual_norm(x, y, weight, bias, mean, var, eps)
+            return residual_norm(x, y, weight, bias, mean, var, eps, offset)
     num_rows, dim = x.shape
-    operands = (x, y, weight, bias, mean, var)
+    operands = (x, y, weight, bias, mean, var, offset)
     dtypes = tuple([None if tensor is None else tensor.dtype for tensor in operands])
     out = x.new_empty(num_rows, dim)
     plan = _plan(index, dtypes, num_rows, dim, (x.stride(0), y.stride(0)), eps)

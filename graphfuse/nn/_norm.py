@@ -15,19 +15,20 @@ from graphfuse.ops.residual_norm import Norm, fits
 from graphfuse.ops.residual_norm import residual_norm as fused
 
 
-def residual_norm(x: Tensor, y: Tensor, norm: Any) -> Tensor:
+def residual_norm(x: Tensor, y: Tensor, norm: Any, bias: Tensor | None = None) -> Tensor:
     """``norm(x + y)``.
 
     Args:
         x: ``[num_rows, dim]``.
         y: ``[num_rows, dim]``.
         norm: :class:`torch.nn.BatchNorm1d` or :class:`torch.nn.LayerNorm`, or what has taken its place.
+        bias: ``[dim]``, added to each row of ``y``.
     """
     numbers = None if torch.is_grad_enabled() else _numbers(norm)
-    if numbers is None or not fits(x, y, numbers):
-        found: Tensor = norm(x + y)
+    if numbers is None or not fits(x, y, numbers, bias):
+        found: Tensor = norm(x + y if bias is None else x + (y + bias))
         return found
-    return fused(x, y, numbers)
+    return fused(x, y, numbers, bias)
 
 
 def mapped_relu(x: Tensor, lin: Any) -> Tensor:

@@ -14,7 +14,12 @@ from torch_geometric.nn.dense.linear import Linear
 
 from graphfuse.nn._dispatch import is_plain_tensor
 from graphfuse.nn._sparse_features import affine_of_sparse
+from graphfuse.ops._library import runs_directly
 from graphfuse.ops.columns import sums_quickly, with_bias_gradient
+
+# Nodes, in features of each, from which on two products of all nodes take longer than two of weights: these
+# are a launch of some microseconds.
+_PAYS = 32
 
 
 def is_plain(lin: Any) -> bool:
@@ -78,6 +83,30 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
     # split, not slices: its backward is one concatenation
     rows = _affine(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
     return rows.split_with_sizes(heads, 1)
+
+
+def one_head(x: Tensor, query: Any, key: Any, value: Any, out: Any) -> tuple[Tensor, Tensor] | None:
+    r"""Queries and values, ``[num_nodes, 1, dim]``, for which keys are ``x``, and sums need no ``out``.
+
+    Of one head as wide as ``x``, scores are :math:`x_i^\top (Q^\top K)\, x_j`, and what :math:`O` makes of a
+    sum of values is the sum of :math:`O V x_j`: two products of weights for two of all nodes. The bias of
+    ``out`` is left for the caller to add. In inference alone: a gradient would have to pass those products.
+
+    Returns:
+        None if a module does more than its product, is of another dtype, or nodes are too few to pay.
+    """
+    if torch.is_grad_enabled() or x.size(0) < _PAYS * x.size(1) or not may_read(query, key, value, out):
+        return None
+    weights: list[Any] = [lin._parameters["weight"] for lin in (query, key, value, out)]
+    plain = all(weight.dtype is x.dtype and weight.device == x.device for weight in weights)
+    if not plain or torch.is_autocast_enabled(x.device.type) or not runs_directly(x, *weights):
+        return None
+    dim, (of_query, of_key, of_value, of_out) = x.size(1), weights
+    stacked_weights = x.new_empty(2 * dim, dim)
+    torch.mm(of_key.t(), of_query, out=stacked_weights[:dim])
+    torch.mm(of_out, of_value, out=stacked_weights[dim:])
+    found = F.linear(x, stacked_weights).view(-1, 2, dim)
+    return found[:, :1], found[:, 1:]
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,14 +13,16 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor
 from torch_geometric.utils import softmax
 
+from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons
 from graphfuse.nn._norm import mapped_relu, residual_norm
-from graphfuse.nn._projection import mapped, may_read, stacked
+from graphfuse.nn._projection import mapped, may_read, one_head, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
 
+_PROJECTIONS = ("lin_query", "lin_key", "lin_value")
 _AFTER_ATTENTION = ("lin_out", "norm_1", "lin_1", "lin_2", "norm_2")
 
 
@@ -117,20 +119,24 @@ class GraphTransformerLayer(MessagePassing):
             and not self._edge_reasons(x, edge_index, edge_attr)
         )
         reasons = [] if plainly else self.why_not_fused(x, edge_index, edge_attr)
+        lin_out, norm_1, lin_1, lin_2, norm_2 = (self._modules[name] for name in _AFTER_ATTENTION)
         if reasons:
             edge_index = _dispatch.fall_back(self, reasons, edge_index)
-            out = self._attend_generic(x, edge_index, edge_attr)
-        else:
-            _dispatch.note(self, reasons)
-            out = self._attend_fused(x, edge_index, edge_attr)
-
-        lin_out, norm_1, lin_1, lin_2, norm_2 = (self._modules[name] for name in _AFTER_ATTENTION)
-        out = self._dropped(out.view(-1, self.channels))
-        if reasons:
+            out = self._dropped(self._attend_generic(x, edge_index, edge_attr).view(-1, self.channels))
             x = norm_1(x + lin_out(out))
             found: Tensor = norm_2(x + lin_2(self._dropped(lin_1(x).relu())))
             return found
-        x = residual_norm(x, mapped(out, lin_out), norm_1)
+        _dispatch.note(self, reasons)
+        windows, folded = row_windows(edge_index, x.size(0), x.size(0)), None
+        if self.heads == 1 and edge_attr is None and not (self.training and self.dropout):
+            folded = one_head(x, *[self._modules[name] for name in (*_PROJECTIONS, "lin_out")])
+        if folded is not None:
+            query, value = folded
+            out = attend(query, x[:, None], value, windows, 0.0).view(-1, self.channels)
+            x = residual_norm(x, out, norm_1, lin_out._parameters["bias"])
+        else:
+            out = self._dropped(self._attend_fused(x, windows, edge_attr).view(-1, self.channels))
+            x = residual_norm(x, mapped(out, lin_out), norm_1)
         hidden = self._dropped(mapped_relu(x, lin_1))
         return residual_norm(x, mapped(hidden, lin_2), norm_2)
 
@@ -165,8 +171,7 @@ class GraphTransformerLayer(MessagePassing):
     def _edge_reasons(self, x: Any, edge_index: Any, edge_attr: Any) -> list[str]:
         return edge_reasons(self.lin_edge, edge_attr, x, edge_index, self.heads, self.head_dim)
 
-    def _attend_fused(self, x: Tensor, edge_index: Any, edge_attr: OptTensor) -> Tensor:
-        windows = row_windows(edge_index, x.size(0), x.size(0))
+    def _attend_fused(self, x: Tensor, windows: RowWindows, edge_attr: OptTensor) -> Tensor:
         query, key, value = self._project(x)
         edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         return attend(query, key, value, windows, 0.0, edge_attr, edge_weight)
@@ -183,7 +188,7 @@ class GraphTransformerLayer(MessagePassing):
         return out
 
     def _project(self, x: Tensor) -> Sequence[Tensor]:
-        layers: list[Any] = [self._modules[name] for name in ("lin_query", "lin_key", "lin_value")]
+        layers: list[Any] = [self._modules[name] for name in _PROJECTIONS]
         if not may_read(*layers):
             return [mapped(x, lin).view(-1, self.heads, self.head_dim) for lin in layers]
         return stacked(x, layers, self.head_dim)

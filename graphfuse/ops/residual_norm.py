@@ -26,9 +26,9 @@ class Norm(NamedTuple):
     eps: float
 
 
-def fits(x: Tensor, y: Tensor, norm: Norm) -> bool:
+def fits(x: Tensor, y: Tensor, norm: Norm, offset: Tensor | None = None) -> bool:
     """Whether :func:`residual_norm` takes these: of one dtype and device, while nothing is traced."""
-    given = [tensor for tensor in norm[:4] if tensor is not None]
+    given = [tensor for tensor in (*norm[:4], offset) if tensor is not None]
     if torch.is_grad_enabled() or not runs_directly(x, y, *given):
         return False
     if x.dtype is not y.dtype or x.dtype is torch.float64 or kernel_problem(x.device, x.dtype) is not None:
@@ -41,18 +41,19 @@ def fits(x: Tensor, y: Tensor, norm: Norm) -> bool:
 
 
 @advises
-def residual_norm(x: Tensor, y: Tensor, norm: Norm) -> Tensor:
-    r"""Rows :math:`w \odot (z - \mu) / \sqrt{\sigma^2 + \epsilon} + b` of :math:`z = x + y`.
+def residual_norm(x: Tensor, y: Tensor, norm: Norm, offset: Tensor | None = None) -> Tensor:
+    r"""Rows :math:`w \odot (z - \mu) / \sqrt{\sigma^2 + \epsilon} + b` of :math:`z = x + y + c`.
 
     Args:
         x: ``float16 | bfloat16 | float32[num_rows, dim]``.
         y: Likewise.
         norm: With :math:`\mu` and :math:`\sigma^2` of the columns, or without, those of each row.
+        offset: :math:`c`, ``[dim]``, or None.
 
     Returns:
         ``[num_rows, dim]`` in the dtype of ``x``; what lies between is kept in float32.
     """
-    found: Tensor = _launcher()(contiguous_rows(x), contiguous_rows(y), *norm)
+    found: Tensor = _launcher()(contiguous_rows(x), contiguous_rows(y), *norm, offset)
     return found
 
 
