@@ -15,6 +15,7 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
+from graphfuse.kernels.norm_tiles import after_residual
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, rows_at
 
@@ -23,10 +24,11 @@ from graphfuse.kernels.tiles import after_previous, rows_at
 #   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
 #   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
 #             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
-#             row_index of windows
+#             row_index of windows; x and what comes with it as the window kernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_merge_kernel(
-    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
+    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, x_ptr, offset_ptr,
+    weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, R_STRIDE: tl.constexpr, EPS: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
@@ -68,8 +70,10 @@ def _attention_merge_kernel(
     offs_out = rows.to(tl.int64) * HEADS + head
     mask_row = (rows < num_rows) & (head < HEADS)
     store_softmax(softmax_ptr, offs_out, mask_row, top, total)
-    at = out_ptr + offs_out[:, None] * DIM + offs_dim[None, :]
-    tl.store(at, (acc * norm).to(out_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_dim)
+    at, mask = out_ptr + offs_out[:, None] * DIM + offs_dim[None, :], mask_row[:, None] & mask_dim
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
+    out = after_residual(acc * norm, rows, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]
         tl.store(at, (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_edge)
@@ -143,6 +147,21 @@ class Edges(NamedTuple):
     attr: Tensor  # [num_edges, edge_dim], contiguous rows
 
 
+class Residual(NamedTuple):
+    """What the result of one head is added to, and the norm of that, which takes the place of the result."""
+
+    x: Tensor  # [num_rows, dim], contiguous features
+    offset: Tensor | None  # [dim], contiguous, as are the following
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor | None  # batch norm's; layer norm takes each row's own
+    var: Tensor | None
+    eps: float
+
+
+_NONE: tuple[None, ...] = (None,) * 6  # in place of a residual's tensors
+
+
 class Plan(NamedTuple):
     """What is launched for a walk."""
 
@@ -150,15 +169,18 @@ class Plan(NamedTuple):
     merge: Launch | None
 
 
-def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: bool) -> Plan:
+def _plan(
+    structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: bool, residual: Residual | None
+) -> Plan:
     w, copies, edge_perm = structure
     heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
+    after = (0, 0.0) if residual is None else (residual.x.stride(0), float(residual.eps))
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, window_load(w))
-        rest = (w.num_rows, *strides[:3], heads, dim, config.rows, config.block_dim)
+        rest = (w.num_rows, *strides[:3], *after, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.guess, scale, dropout)
         main, w = window_launch(attention_window_kernel, structure, config, heads, loops, rest, acc)
     else:
@@ -172,7 +194,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], scaled: 
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)
         adds = launch.merge(w.height, blocks[0] * (blocks[1] + blocks[2] * (edge_dim > 0)))
-        rest = (w.num_rows, heads, dim, edge_dim, *blocks, w.height, *adds[:3], dropout, acc)
+        rest = (w.num_rows, *after, heads, dim, edge_dim, *blocks, w.height, *adds[:3], dropout, acc)
         programs, graph = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         groups = -(-heads // blocks[0])
         merge = Launch(_attention_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
@@ -187,14 +209,17 @@ def forward_plan(
     key_scale: Tensor | None,
     edges: Edges | None,
     shape: Shape,
+    residual: Residual | None = None,
 ) -> Plan:
     """What :func:`attention_fwd` launches for such operands, as it was prepared when they first came."""
     strides = (q.stride(0), k.stride(0), v.stride(0), 0 if edges is None else edges.attr.stride(0))
-    key = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
+    key: tuple[Any, ...] = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
+    if residual is not None:
+        key += (residual.x.stride(0), residual.eps, *[None if t is None else t.dtype for t in residual[1:6]])
     plans = structure.walk.plans
     plan: Plan | None = plans.get(key)
     if plan is None:
-        plan = plans[key] = _plan(structure, shape, strides, key_scale is not None)
+        plan = plans[key] = _plan(structure, shape, strides, key_scale is not None, residual)
     return plan
 
 
@@ -208,6 +233,7 @@ def attention_fwd(
     edges: Edges | None,
     shape: Shape,
     plan: Plan | None = None,
+    residual: Residual | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
@@ -221,6 +247,7 @@ def attention_fwd(
         edges: Numbers of edges.
         shape: What to prepare for.
         plan: That of :func:`forward_plan`, if it is at hand.
+        residual: In inference, of one head and windows without edges' numbers.
 
     Returns:
         The output, of the shape of ``q``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
@@ -229,7 +256,7 @@ def attention_fwd(
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape, plan)
+            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape, plan, residual)
     w = structure.walk
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty(*q.shape)
@@ -238,19 +265,20 @@ def attention_fwd(
     if out.numel() == 0:
         return out, softmax, edge_sum
     if plan is None:
-        plan = forward_plan(structure, q, k, v, key_scale, edges, shape)
+        plan = forward_plan(structure, q, k, v, key_scale, edges, shape, residual)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
         partial = q.new_empty(rows, shape.heads * (shape.dim + shape.edge_dim), dtype=acc)
         slots = q.new_empty(rows, shape.heads, 2, dtype=acc)
     outputs: tuple[Tensor | None, ...] = (out, softmax, partial, slots)
-    operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed)
+    more: tuple[Tensor | None, ...] = _NONE if residual is None else residual[:6]
+    operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed, *more)
     written = None if edges is None else edge_sum
     if w.row_mask is None:
         outputs = (out, softmax, written, partial, slots)
         operands = (q, k, v, key_scale, *(edges or (None, None)), seed)
     plan.main(outputs, operands, aligned(*operands), index)
     if plan.merge is not None:
-        plan.merge((out, softmax, written, partial, slots), (), True, index)
+        plan.merge((out, softmax, written, partial, slots), more, aligned(*more), index)
     return out, softmax, edge_sum

@@ -31,6 +31,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
     window_step,
 )
+from graphfuse.kernels.norm_tiles import after_residual
 from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 
 # The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
@@ -208,8 +209,9 @@ def attend(
 
 @triton.jit
 def store_row(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row, inner, slot, num_rows, head, offs_dim, own, top, total,
-    acc, HEADS: tl.constexpr, DIM: tl.constexpr, DROPOUT: tl.constexpr,
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, row, inner, slot, num_rows, head, offs_dim, own,
+    top, total, acc, R_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What `store_group` does, for one row [1] and head.
     top *= 1 / LOG2_E
@@ -224,15 +226,18 @@ def store_row(
     if whole:
         out, offs = acc * (inverse(total) / (1.0 - DROPOUT)), row.to(tl.int64) * HEADS
         store_softmax(softmax_ptr, offs + head, (row < num_rows) & (head < HEADS), top, total)
+        mask = (own & (row < num_rows))[None, :]
+        out = after_residual(out[None, :], row, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
+        out = out.reshape(acc.shape)
         at = out_ptr + offs * DIM + offs_dim
         tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (row < num_rows))
 
 
 @triton.jit
 def store_group(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top, total,
-    acc, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, row_index_ptr, window, slot, num_rows, head, top,
+    total, acc, R_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, EPS: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Rows of a group of heads, or of a slice their places in its slot. acc is [16, GROUP * BLOCK_DIM].
     rows, offs_dim, mask_dim = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
@@ -255,6 +260,7 @@ def store_group(
         out = acc * own_of_flat(tl.broadcast_to(norm, (GROUP * 16, GROUP * BLOCK_DIM)), GROUP)
         at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
         mask_out = (rows < num_rows)[:, None] & mask_dim[None, :]
+        out = after_residual(out, rows, offs_dim, mask_out, residual, R_STRIDE, DIM, EPS, ACC)
         tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out)
 
 
@@ -264,7 +270,8 @@ def store_group(
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM], of whose rows a group is one piece;
 #             tasks, row_index, column, row_mask; ptr with LOOPS, copies and seed with DROPOUT. With key_scale
 #             ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys: one row is
-#             gathered, not two
+#             gathered, not two. With x [num_rows, DIM], of one head, the norm of x and the result takes the
+#             place of that: offset, weight, bias, mean and var, see `after_residual`
 #   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
 #             edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP * 16]: running maximum (an exponent of 2) and sum; q [GROUP, 16,
@@ -274,9 +281,10 @@ def store_group(
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_window_kernel(
     out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, num_rows,
-    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr,
+    var_ptr, num_rows, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
+    R_STRIDE: tl.constexpr, EPS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -327,10 +335,11 @@ def attention_window_kernel(
     top = flat(none_at_all(top), GROUP)
     acc = own_of_flat(acc, GROUP)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
     if finite(acc):
         store_group(
-            out_ptr, softmax_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, top,
-            total, acc, HEADS, DIM, GROUP, BLOCK_DIM, DROPOUT,
+            out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, row_index_ptr, window, slot, num_rows,
+            head, top, total, acc, R_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, EPS, DROPOUT, ACC,
         )  # fmt: skip
     else:
         for place in tl.range(0, GROUP * 16):
@@ -344,7 +353,7 @@ def attention_window_kernel(
                 V_STRIDE, HEADS, 512 // BLOCK_DIM, RATE, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             store_row(
-                out_ptr, softmax_ptr, partial_ptr, slots_ptr, tl.zeros_like(its_place) + its_row, its_place,
-                slot, num_rows, its_head, offs_dim, own, its_top * RATE, its_total, its_acc, HEADS, DIM,
-                DROPOUT,
+                out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, tl.zeros_like(its_place) + its_row,
+                its_place, slot, num_rows, its_head, offs_dim, own, its_top * RATE, its_total, its_acc,
+                R_STRIDE, HEADS, DIM, EPS, DROPOUT, ACC,
             )  # fmt: skip

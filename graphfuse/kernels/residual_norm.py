@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
+from graphfuse.kernels.norm_tiles import normed
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous
 
@@ -32,15 +33,7 @@ def _residual_norm_kernel(
     z = x + tl.load(y_ptr + offs_row * y_stride + offs_dim, mask=mask, other=0.0).to(ACC)
     if offset_ptr is not None:
         z += tl.load(offset_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
-    if mean_ptr is None:
-        z -= tl.sum(z, 1)[:, None] / DIM
-        var = tl.sum(tl.where(mask, z * z, 0.0), 1)[:, None] / DIM
-    else:
-        z -= tl.load(mean_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
-        var = tl.load(var_ptr + offs_dim, mask=mask_dim, other=1.0).to(ACC)
-    weight = tl.load(weight_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
-    bias = tl.load(bias_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
-    out = z * (1.0 / tl.sqrt(var + EPS)) * weight + bias
+    out = normed(z, offs_dim, mask, weight_ptr, bias_ptr, mean_ptr, var_ptr, DIM, EPS, ACC)
     tl.store(out_ptr + offs_row * DIM + offs_dim, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 

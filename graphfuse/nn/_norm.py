@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
+from graphfuse.formats import RowWindows
 from graphfuse.nn._dispatch import is_plain_tensor
 from graphfuse.nn._projection import mapped, may_read
 from graphfuse.ops._library import runs_directly
+from graphfuse.ops.attention import sparse_attention
+from graphfuse.ops.normed_attention import fits as attention_fits
+from graphfuse.ops.normed_attention import normed_attention
 from graphfuse.ops.residual_norm import Norm, fits
 from graphfuse.ops.residual_norm import residual_norm as fused
 
@@ -29,6 +33,25 @@ def residual_norm(x: Tensor, y: Tensor, norm: Any, bias: Tensor | None = None) -
         found: Tensor = norm(x + y if bias is None else x + (y + bias))
         return found
     return fused(x, y, numbers, bias)
+
+
+def attended_norm(
+    x: Tensor, query: Tensor, value: Tensor, windows: RowWindows, norm: Any, bias: Tensor | None
+) -> Tensor:
+    """``norm(x + y + bias)``, where ``y`` is attention of one head with keys ``x``.
+
+    Args:
+        x: ``[num_nodes, dim]``.
+        query: ``[num_nodes, 1, dim]``.
+        value: ``[num_nodes, 1, dim]``.
+        windows: The graph.
+        norm: As for :func:`residual_norm`.
+        bias: ``[dim]``, or None.
+    """
+    key, numbers = x[:, None], _numbers(norm)
+    if numbers is not None and attention_fits(windows, query, x, numbers, bias):
+        return normed_attention(windows, query, key, value, x, numbers, bias)
+    return residual_norm(x, sparse_attention(query, key, value, windows)[:, 0], norm, bias)
 
 
 def mapped_relu(x: Tensor, lin: Any) -> Tensor:

@@ -17,7 +17,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import row_windows
 from graphfuse.nn import _dispatch
 from graphfuse.nn._attention import attend, edge_reasons
-from graphfuse.nn._norm import mapped_relu, residual_norm
+from graphfuse.nn._norm import attended_norm, mapped_relu, residual_norm
 from graphfuse.nn._projection import mapped, may_read, one_head, stacked
 from graphfuse.ops.attention import MAX_HEAD_DIM
 from graphfuse.reference.graph_transformer import check_inputs, check_options
@@ -131,9 +131,7 @@ class GraphTransformerLayer(MessagePassing):
         if self.heads == 1 and edge_attr is None and not (self.training and self.dropout):
             folded = one_head(x, *[self._modules[name] for name in (*_PROJECTIONS, "lin_out")])
         if folded is not None:
-            query, value = folded
-            out = attend(query, x[:, None], value, windows, 0.0).view(-1, self.channels)
-            x = residual_norm(x, out, norm_1, lin_out._parameters["bias"])
+            x = attended_norm(x, *folded, windows, norm_1, lin_out._parameters["bias"])
         else:
             out = self._dropped(self._attend_fused(x, windows, edge_attr).view(-1, self.channels))
             x = residual_norm(x, mapped(out, lin_out), norm_1)

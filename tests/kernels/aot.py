@@ -259,6 +259,23 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
+def normed_attention(dim: int) -> Iterator[Case]:
+    """Attention of one head with a residual and a norm, of inference, and what joins its slices."""
+    more = dict.fromkeys(("x_ptr", "offset_ptr", "weight_ptr", "bias_ptr"), "*fp16")
+    of_columns = dict.fromkeys(("mean_ptr", "var_ptr"), "*fp16")
+    given = [
+        *(one for one in sparse_attention("fp16", 1, dim) if "attention_window_kernel" in one.name),
+        *(one for one in joined_slices("fp16", 1, dim) if "_attention_merge_kernel" in one.name),
+    ]
+    for case in given:
+        if case.constants["DROPOUT"] == 0 or "merge" in case.name:
+            constants = case.constants | {"R_STRIDE": dim, "EPS": 1e-5}
+            for norm, numbers in (("batch", of_columns), ("layer", {})):
+                name = case.name.replace("[", f"[{norm}-", 1)
+                operands = case.operands | more | numbers
+                yield case._replace(name=name, operands=operands, constants=constants)
+
+
 def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     pointer = f"*{dtype}"
     floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
@@ -378,6 +395,8 @@ def cases() -> Iterator[Case]:
         for heads, dim in ((1, 7), (8, 8), (16, 256)):
             yield from terms_of_nodes(dtype, heads, dim)
             yield from copied_and_summed(dtype, heads, dim)
+    for dim in (64, 256):
+        yield from normed_attention(dim)
     yield from reordered()
 
 

@@ -168,7 +168,10 @@ def normed_residual(dtype: str, dim: int) -> Iterator[Case]:
         "EPS": 1e-5,
         "ACC": tl.float32,
     }
-    for norm, more in (("layer", {}), ("batch", dict.fromkeys(("mean_ptr", "var_ptr", "offset_ptr"), f"*{dtype}"))):
+    for norm, more in (
+        ("layer", {}),
+        ("batch", dict.fromkeys(("mean_ptr", "var_ptr", "offset_ptr"), f"*{dtype}")),
+    ):
         name = f"{kernel.__name__}[{dtype}-{dim}-{norm}]"
         yield Case(name, kernel, operands | more, constants, config.warps)
 
