@@ -26,9 +26,9 @@ from benchmarks.bench import device, machine
 from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
-from graphfuse.formats import walk
+from graphfuse.formats import build, walk
 from graphfuse.kernels import launch
-from graphfuse.nn import GraphTransformerLayer, TransformerConv
+from graphfuse.nn import GraphTransformerLayer, TransformerConv, _projection
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
@@ -188,8 +188,12 @@ def launch_of_nodes(on: torch.device) -> None:
         torch.autograd.grad(y, (x, bias), torch.ones_like(y))
     edges = torch.randint(150, (2, 40), generator=torch.Generator().manual_seed(0)).to(on)
     layer = GraphTransformerLayer(33, 3).to(on).eval()
-    with torch.no_grad():  # residuals and norms of inference
+    with torch.no_grad(), mock.patch.object(_projection, "_PAYS", 0):  # residuals and norms of inference
         layer(x, edges)
+        hub = torch.stack([torch.arange(150, device=on), torch.full((150,), 5, device=on)])
+        edges = torch.cat([edges, hub], 1)
+        with mock.patch.object(build, "_MIN_SLICE", 32):  # the hub's window is cut
+            GraphTransformerLayer(24, 1).to(on).half().eval()(x[:, :24].half(), edges)
     for dtype in (torch.float32, torch.float16):  # gradients side by side, which start anywhere
         conv = TransformerConv(33, 7, heads=2).to(on, dtype)
         conv(x.to(dtype), edges).sum().backward()
