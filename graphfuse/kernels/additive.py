@@ -28,7 +28,8 @@ from graphfuse.kernels.tiles import after_previous, rows_at
 #             windows
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_merge_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, num_rows,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, bias_ptr,
+    num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     DROPOUT: tl.constexpr, ACC: tl.constexpr,
@@ -69,8 +70,9 @@ def _additive_merge_kernel(
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & (head < HEADS)
     finish(
-        out_ptr, softmax_ptr, tilt_ptr, place, mask, (place * DIM)[:, None] + offs_dim[None, :],
-        mask[:, None] & (offs_dim < DIM)[None, :], top, total, high, acc, tilt, DROPOUT,
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, place, mask,
+        (place * DIM)[:, None] + offs_dim[None, :], mask[:, None] & (offs_dim < DIM)[None, :],
+        (head * DIM)[:, None] + offs_dim[None, :], top, total, high, acc, tilt, DROPOUT,
     )  # fmt: skip
 
 
@@ -143,10 +145,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     return Plan(main, _merge(w, shape, tilted))
 
 
-def forward_plan(structure: Structure, given: Operands, shape: Shape, tilted: bool) -> Plan:
+def forward_plan(
+    structure: Structure, given: Operands, shape: Shape, tilted: bool, bias: Tensor | None = None
+) -> Plan:
     """What :func:`additive_fwd` launches for such operands, as it was prepared when they first came."""
     strides = (given.x.stride(0), given.own.stride(0))
-    missing = structure.copies is None, given.edge is None, given.loop_edge is None
+    missing = structure.copies is None, given.edge is None, given.loop_edge is None, bias is None
     key = ("additive_fwd", shape, strides, given.other.dtype, tilted, *missing)
     plans = structure.walk.plans
     plan: Plan | None = plans.get(key)
@@ -156,8 +160,13 @@ def forward_plan(structure: Structure, given: Operands, shape: Shape, tilted: bo
 
 
 def additive_fwd(
-    structure: Structure, given: Operands, shape: Shape, tilted: bool, plan: Plan | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    structure: Structure,
+    given: Operands,
+    shape: Shape,
+    tilted: bool,
+    plan: Plan | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
     Args:
@@ -166,35 +175,38 @@ def additive_fwd(
         shape: What to prepare for.
         tilted: Whether to return GAT's tilt.
         plan: That of :func:`forward_plan`, if it is at hand.
+        bias: ``[heads * dim]``, contiguous, dtype of ``other``.
 
     Returns:
         The output ``[num_rows, heads, dim]``, heads side by side if those of ``x`` are; maximum and sum of
-        the softmax, ``[num_rows, heads, 2]``; the tilt, of the shape of the output, or nothing, ``[0]``.
+        the softmax, ``[num_rows, heads, 2]``; the tilt, of the shape of the output, or nothing, ``[0]``; the
+        output plus the bias, if there is one.
     """
     own, other, x, edge, loop_edge, seed = given
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return additive_fwd(structure, given, shape, tilted, plan)
+            return additive_fwd(structure, given, shape, tilted, plan, bias)
     w = structure.walk
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     out = other.new_empty(w.num_rows, *x.shape[1:])
     softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
     tilt = other.new_empty(*(out.shape if tilted else (0,)))
+    with_bias = None if bias is None else other.new_empty(*out.shape)
     if out.numel() == 0:
-        return out, softmax, tilt
+        return out, softmax, tilt, with_bias
     if plan is None:
-        plan = forward_plan(structure, given, shape, tilted)
+        plan = forward_plan(structure, given, shape, tilted, bias)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
         partial = x.new_empty(rows, shape.heads * shape.dim * (1 + tilted), dtype=acc)
         slots = x.new_empty(rows, shape.heads, 3, dtype=acc)
-    outputs = (out, softmax, tilt if tilted else None, partial, slots)
-    operands: tuple[Tensor | None, ...] = (own, other, x, edge, loop_edge, seed)
+    outputs = (out, softmax, tilt if tilted else None, with_bias, partial, slots)
+    operands: tuple[Tensor | None, ...] = (own, other, x, edge, loop_edge, seed, bias)
     if w.row_mask is not None:
-        operands = (other, own, x, seed)
+        operands = (other, own, x, seed, bias)
     plan.main(outputs, operands, aligned(*operands), index)
     if plan.merge is not None:
-        plan.merge(outputs, (), True, index)
-    return out, softmax, tilt
+        plan.merge(outputs, (bias,), aligned(bias), index)
+    return out, softmax, tilt, with_bias

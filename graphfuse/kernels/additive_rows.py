@@ -47,15 +47,15 @@ def loop_score(
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
-#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2];
-#             slices write theirs to their slot
+#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; sum, out + bias [HEADS, DIM], if wanted;
+#             softmax ACC [num_rows, HEADS, 2]; slices write theirs to their slot
 #   on chip   top, total, high ACC [EDGES, BLOCK_HEADS]; acc, tilt ACC [EDGES, BLOCK_HEADS, BLOCK_DIM]: each
 #             place of a step keeps a softmax of its own, so that no edge waits for another
 #   order     edges of a place left to right, then places, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
 def additive_row_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
@@ -169,8 +169,8 @@ def additive_row_kernel(
                 tl.store(at + HEADS * DIM, tilt, mask=mask)
             return
     finish(
-        out_ptr, softmax_ptr, tilt_ptr, offs_row * HEADS + heads, mask_head,
-        offs_row * HEADS * DIM + offs_head, mask, top, total, high, acc, tilt, DROPOUT,
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
+        offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
     )  # fmt: skip
 
 

@@ -38,15 +38,20 @@ def load_copies(copy_ptr, offs, live):
 
 @triton.jit
 def finish(
-    out_ptr, softmax_ptr, tilt_ptr, place, mask, at, mask_own, top, total, high, acc, tilt,
-    DROPOUT: tl.constexpr,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, place, mask, at, mask_own, at_bias, top, total, high,
+    acc, tilt, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # Stores the softmax, out = acc / total and, if wanted, tilt - high * out. Where the LeakyReLU bends no
-    # score of a row (high is total) there is no tilt, and the difference would be but rounding.
+    # Stores the softmax, out = acc / total and, if wanted, out + bias and tilt - high * out. Where the
+    # LeakyReLU bends no score of a row (high is total) there is no tilt, and the difference would be but
+    # rounding.
     norm = inverse(total)
     out = acc * (norm / (1.0 - DROPOUT))[:, None]
     store_softmax(softmax_ptr, place, mask, top, total)
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask_own)
+    if sum_ptr is not None:
+        at_bias = tl.broadcast_to(at_bias, out.shape)
+        its_sum = out + tl.load(bias_ptr + at_bias, mask=mask_own, other=0.0).to(out.dtype)
+        tl.store(sum_ptr + at, its_sum.to(sum_ptr.dtype.element_ty), mask=mask_own)
     if tilt_ptr is not None:
         tilt = tilt * (norm / (1.0 - DROPOUT))[:, None] - (high * norm)[:, None] * out
         tilt = tl.where((high == total)[:, None], 0.0, tilt)

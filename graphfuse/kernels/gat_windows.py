@@ -240,9 +240,9 @@ def own_features(states, FIELD: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.cons
 
 @triton.jit
 def store_head(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head,
-    place, top, total, high, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr, window, slot,
+    num_rows, head, place, top, total, high, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
     top /= LOG2_E
@@ -263,9 +263,10 @@ def store_head(
     if whole:
         offs = rows.to(tl.int64) * HEADS
         finish(
-            out_ptr, softmax_ptr, tilt_ptr, offs + (head + place), (rows < num_rows) & mask_head,
-            (offs * DIM)[:, None] + offs_dim[None, :], own[None, :] & (rows < num_rows)[:, None], top, total,
-            high, acc, tilt, DROPOUT,
+            out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs + (head + place),
+            (rows < num_rows) & mask_head, (offs * DIM)[:, None] + offs_dim[None, :],
+            own[None, :] & (rows < num_rows)[:, None], offs_dim[None, :], top, total, high, acc, tilt,
+            DROPOUT,
         )  # fmt: skip
 
 
@@ -275,8 +276,9 @@ def store_head(
 #   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM], whose rows are
 #             gathered for PAIR heads at a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies
 #             and seed with DROPOUT
-#   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and
-#             sum, (0, 0) where no edge; slices of a cut window write theirs to their slot
+#   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; sum, out + bias [HEADS, DIM], if wanted; softmax
+#             ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no edge; slices of a cut window write
+#             theirs to their slot
 #   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
 #             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
 #             its own features. With GUESS the score that the mean of the first sources would make serves as
@@ -284,8 +286,8 @@ def store_head(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_window_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
-    row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, num_rows, num_loops,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+    column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -363,9 +365,9 @@ def gat_window_kernel(
     if finite(numbers):
         for g in tl.static_range(GROUP):
             store_head(
-                out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows,
-                head, g, states[g][0], states[g][1], states[g][2], sums[g // PAIR], tilts[g // PAIR], HEADS,
-                DIM, PAIR, BLOCK_DIM, DROPOUT,
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr,
+                window, slot, num_rows, head, g, states[g][0], states[g][1], states[g][2], sums[g // PAIR],
+                tilts[g // PAIR], HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT,
             )  # fmt: skip
     else:
         for place in tl.range(0, GROUP):
@@ -382,7 +384,7 @@ def gat_window_kernel(
                 BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
             store_head(
-                out_ptr, softmax_ptr, tilt_ptr, partial_ptr, slots_ptr, row_index_ptr, window, slot, num_rows,
-                head, place, its_top, its_total, its_high, its_acc, its_tilt, HEADS, DIM, PAIR, BLOCK_DIM,
-                DROPOUT,
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr,
+                window, slot, num_rows, head, place, its_top, its_total, its_high, its_acc, its_tilt, HEADS,
+                DIM, PAIR, BLOCK_DIM, DROPOUT,
             )  # fmt: skip

@@ -37,27 +37,32 @@ class Ready:
 
 
 def additive_forward(
-    windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands
-) -> tuple[Ready, tuple[Tensor, Tensor, Tensor]]:
-    """What additive attention returns, without features of edges."""
+    windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands, bias: Tensor
+) -> tuple[Ready, tuple[Tensor, Tensor, Tensor], Tensor]:
+    """What additive attention returns, without features of edges, and that plus a contiguous bias."""
     x = given.x
     key = ("additive", how, heads, x.dtype, x.stride(0))
-    ready: Ready = windows.memo(key, lambda: _ready_additive(windows, how, heads, given))
+    ready: Ready = windows.memo(key, lambda: _ready_additive(windows, how, heads, given, bias))
     if ready.shape is None:
         out, softmax, tilt = additive.run_forward(ready.graph, how, _additive_by_heads(ready, given))
-        return ready, (out.flatten(1), softmax, tilt)
+        out = out.flatten(1)
+        return ready, (out, softmax, tilt), out + bias
     launch = additive.launchers()[0].additive_fwd
-    return ready, launch(ready.structures[0], given, ready.shape, how.tilted, ready.forward)
+    *results, with_bias = launch(ready.structures[0], given, ready.shape, how.tilted, ready.forward, bias)
+    out, softmax, tilt = results
+    return ready, (out, softmax, tilt), with_bias
 
 
-def _ready_additive(windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands) -> Ready:
+def _ready_additive(
+    windows: RowWindows, how: additive.How, heads: Heads, given: additive.Operands, bias: Tensor
+) -> Ready:
     x, kernels = given.x.view(-1, *heads), additive.launchers()[0]
     graph = windows.walks(*additive.choose(windows.sizes, *how, *given._replace(x=x)))
     forward, backward = (additive.structure_of(walk, None, how) for walk in (graph.forward, graph.backward))
     ready = Ready(graph, how, heads, (forward, backward))
     if width_of(graph.forward, x) == x.size(2):
         ready.shape = kernels.Shape(*heads, *how[:4], x.dtype)
-        ready.forward = kernels.forward_plan(forward, given, ready.shape, how.tilted)
+        ready.forward = kernels.forward_plan(forward, given, ready.shape, how.tilted, bias)
     return ready
 
 

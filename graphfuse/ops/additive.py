@@ -239,7 +239,7 @@ def run_forward(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Te
         return out, out.new_empty(0), out.new_empty(0)
     operands, shape = _prepared(w.forward, how, given)
     structure = structure_of(w.forward, w.edges, how)
-    out, softmax, tilt = launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
+    out, softmax, tilt, _ = launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
     return narrowed(out, given.x), softmax, narrowed(tilt, given.x)
 
 

@@ -85,12 +85,13 @@ class GatLayer(torch.autograd.Function):
         vectors = att_src.contiguous(), att_dst.contiguous()
         a_src, a_dst = logits.terms(rows, *vectors)
         given = additive.Operands(a_dst, a_src, rows, None, None, seed)
-        ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
+        attended = additive_forward(windows, how, (heads, dim), given, bias.contiguous())
+        ctx.ready, results, with_bias = attended
         ctx.windows, ctx.entries = windows, entries
         _, _, _, needs_x, needs_weight, *_ = ctx.needs_input_grad
         kept = (x if needs_weight else None, weights if needs_x else None)
         ctx.save_for_backward(*kept, *vectors, *given, *results)
-        return results[0] + bias
+        return with_bias
 
     @staticmethod
     @once_differentiable

@@ -74,13 +74,14 @@ class Gatv2Layer(torch.autograd.Function):
         given = additive.Operands(
             x_dst[0] if x_dst else x_src, att.squeeze(0).contiguous(), x_src, None, None, seed
         )
-        ctx.ready, results = additive_forward(windows, how, (heads, dim), given)
+        attended = additive_forward(windows, how, (heads, dim), given, bias.contiguous())
+        ctx.ready, results, with_bias = attended
         ctx.count, ctx.biased = count, len(parameters) > count
         ctx.windows, ctx.entries = windows, entries
         _, _, _, _, _, needs_x, _, _, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:count]) else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *given, *results)
-        return results[0] + bias
+        return with_bias
 
     @staticmethod
     @once_differentiable
