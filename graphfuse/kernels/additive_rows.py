@@ -47,8 +47,8 @@ def loop_score(
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
-#   writes    out and, for GAT if wanted, tilt [num_rows, HEADS, DIM]; sum, out + bias [HEADS, DIM], if wanted;
-#             softmax ACC [num_rows, HEADS, 2]; slices write theirs to their slot
+#   writes    out and, if wanted, GAT's tilt and sum, out + bias [HEADS, DIM], [num_rows, HEADS, DIM]; softmax
+#             ACC [num_rows, HEADS, 2]; slices write theirs to their slot
 #   on chip   top, total, high ACC [EDGES, BLOCK_HEADS]; acc, tilt ACC [EDGES, BLOCK_HEADS, BLOCK_DIM]: each
 #             place of a step keeps a softmax of its own, so that no edge waits for another
 #   order     edges of a place left to right, then places, no atomics: bitwise reproducible

@@ -276,9 +276,9 @@ def store_head(
 #   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM], whose rows are
 #             gathered for PAIR heads at a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies
 #             and seed with DROPOUT
-#   writes    out and tilt, if wanted, [num_rows, HEADS, DIM]; sum, out + bias [HEADS, DIM], if wanted; softmax
-#             ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no edge; slices of a cut window write
-#             theirs to their slot
+#   writes    out and, if wanted, tilt and sum, out + bias [HEADS, DIM], [num_rows, HEADS, DIM]; softmax ACC
+#             [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no edge; slices of a cut window write theirs
+#             to their slot
 #   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
 #             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
 #             its own features. With GUESS the score that the mean of the first sources would make serves as

@@ -164,7 +164,7 @@ def test_rows_that_are_copied_before_they_are_gathered(
     wanted = run(layer, x, EDGES.roll(1, 1))
     monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
     found = run(layer, x, EDGES.roll(2, 1))  # equal edges would find what was prepared
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)  # sums are in another order on a GPU
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("TransformerConv")])
@@ -186,7 +186,7 @@ def test_hubs_whose_slices_are_joined(
     compose(composed)
     wanted, wanted_grads = run(layer, x, edges)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    bound = 5e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found_grads, wanted_grads, rtol=bound, atol=bound)
 
 
