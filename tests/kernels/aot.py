@@ -213,6 +213,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     operands = dict.fromkeys(names, pointer) | floats
     operands |= {"own_out_ptr": pointer} if dtype == "fp32" else {}
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
+    edges |= {"sum_ptr": pointer, "bias_ptr": pointer}
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = list[tuple[Any, Config, bool, dict[str, Any]]]()

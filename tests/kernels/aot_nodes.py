@@ -193,7 +193,8 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     kernels: list[tuple[Any, dict[str, str]]] = [(attention._attention_merge_kernel, {})]
     kernels += [(attention_bwd.attention_bwd_merge_kernel, {})]
     if edge_dim == 0:
-        kernels += [(additive._additive_merge_kernel, tilt) for tilt in ({}, {"tilt_ptr": pointer})]
+        of_bias = {"sum_ptr": pointer, "bias_ptr": pointer}
+        kernels += [(additive._additive_merge_kernel, more) for more in (of_bias, {"tilt_ptr": pointer})]
     for kernel, more in kernels:
         merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
         blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
@@ -201,7 +202,8 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
         for height in (1, 16):
             adds = launch.merge(height, width)
             how = {"HEIGHT": height, "SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
-            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}{'-tilted' if more else ''}]"
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}"
+            name += "-tilted]" if "tilt_ptr" in more else "]"
             yield Case(name, kernel, operands | more, constants | blocks | how, adds.warps)
 
 

@@ -167,7 +167,10 @@ def test_rows_that_are_copied_before_they_are_gathered(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)  # sums are in another order on a GPU
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("TransformerConv")])
+_JOINED = [name for name in LAYERS if name.startswith("TransformerConv")] + ["GATConv", "GATv2Conv"]
+
+
+@pytest.mark.parametrize("name", _JOINED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_hubs_whose_slices_are_joined(
     layer: Any, dtype: torch.dtype, device: torch.device, composed: Any, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +188,8 @@ def test_hubs_whose_slices_are_joined(
     assert named_nodes(found).endswith("LayerBackward")
     compose(composed)
     wanted, wanted_grads = run(layer, x, edges)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    bound = 1e-5 if dtype is torch.float32 else 4e-3  # a bias is added before or after the result is rounded
+    torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
     bound = 5e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found_grads, wanted_grads, rtol=bound, atol=bound)
 
