@@ -23,9 +23,10 @@ def greater_of_products(own, other):
 @triton.jit
 def ones_where_greater(a, b, like):
     # 1 where a > b, else 0, of the shape and dtype of `like`. A select would have the compiler take pairs of
-    # halves apart, and need a register for each number; compared as a pair they stay one.
+    # halves apart, and need a register for each number; compared as a pair they stay one. a and b may be of
+    # float32, of which no two are a pair.
     a, b = tl.broadcast_to(a, like.shape), tl.broadcast_to(b, like.shape)
-    if tl.target_info.cuda_capability_geq(9, 0):
+    if a.dtype == like.dtype and tl.target_info.cuda_capability_geq(9, 0):
         NAME: tl.constexpr = (
             "set.gt.f16x2.f16x2 $0, $1, $2;"
             if like.dtype == tl.float16

@@ -200,7 +200,7 @@ def attend(
             weight = p.to(x.dtype)  # what is summed is what rows are multiplied with: it adds up to 1
             total = dot(weight, ones, total, ACC)
             if TILTED:
-                bends = ones_where_greater(other[g], (-own[g]).to(HALF), weight)
+                bends = ones_where_greater(other[g], (-own[g]).to(other[g].dtype), weight)
                 high = dot(weight * bends, ones, high, ACC)
             if DROPOUT > 0:
                 weight = (p * kept(own_key[g], in_place(other_key), DROPOUT, 1.0)).to(x.dtype)

@@ -271,6 +271,15 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
+def terms_of_float32() -> Iterator[Case]:
+    """GAT's windows where terms of scores are float32 and x is half precision, as under autocast."""
+    wide = dict.fromkeys(("a_src_ptr", "a_dst_ptr", "out_ptr", "tilt_ptr"), "*fp32")
+    for case in additive_attention("fp16", 4, 32):
+        if "gat_window" in case.name and "tilt_ptr" in case.operands and case.constants["DROPOUT"] == 0:
+            name = case.name.replace("[", "[terms-", 1)
+            yield case._replace(name=name, operands=case.operands | wide)
+
+
 def reordered() -> Iterator[Case]:
     """Window kernels, and those that add slices, of windows whose rows stand in an order of their own."""
     given = (
@@ -327,6 +336,7 @@ def cases() -> Iterator[Case]:
             yield from copied_and_summed(dtype, heads, dim)
     for dim in (64, 256):
         yield from normed_attention(dim)
+    yield from terms_of_float32()
     yield from reordered()
 
 

@@ -24,22 +24,26 @@ SPILLED_MORE = {
     "sm_80": {
         "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4-32": 264,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 136,
+        "gat_window_kernel[terms-fp16-4-32-0.0-False-None]-32-5": 136,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 224,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 168,
     },
     "sm_90": {
         "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 104,
+        "gat_window_kernel[terms-fp16-4-32-0.0-False-None]-32-5": 104,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 280,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 176,
     },
     "sm_100": {
         "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 128,
+        "gat_window_kernel[terms-fp16-4-32-0.0-False-None]-32-5": 128,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 304,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 184,
     },
     "gfx942": {
         "attention_window_kernel[fp16-8-16-0-0.0-False-False]-4-32": 236,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 924,
+        "gat_window_kernel[terms-fp16-4-32-0.0-False-None]-32-5": 944,
         "gat_window_kernel[fp16-4-32-0.0-False-None]-untilted-32-5": 484,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-32-5": 692,
         "gat_window_kernel[fp16-8-8-0.0-False-None]-untilted-32-3": 80,
