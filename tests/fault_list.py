@@ -348,6 +348,16 @@ FAULTS = (
         select("nn/test_whole", "test_features_that_are_a_sparse_matrix and TransformerConv"),
     ),
     Fault(
+        "terms-as-pairs",
+        "half precision where float32 is due",
+        "GAT's terms of float32 are compared as pairs of half precision",
+        "kernels/gat_tiles.py",
+        "if a.dtype == like.dtype and tl.target_info",
+        "if tl.target_info",
+        select("ops/test_terms", "float32-"),
+        gpu=True,
+    ),
+    Fault(
         "residual-stride",
         "wrong stride",
         "the residual after attention is read as if its rows lay side by side",
