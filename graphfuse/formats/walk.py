@@ -192,8 +192,8 @@ def masks_without_loops(w: Walk) -> Tensor:
     return w.row_mask if found is None else found
 
 
-def longer_slices(w: Walk) -> Walk:
-    """``w`` with slices twice as long if most of its tasks are slices, for heads in groups.
+def longer_slices(w: Walk, times: float = 2) -> Walk:
+    """``w`` with slices ``times`` as long if most of its tasks are slices: for heads in groups, or wide ones.
 
     Each group of heads has programs of its own, so half as many slices fill the GPU, and as few are merged.
     Found once; the first call waits for the GPU.
@@ -203,12 +203,14 @@ def longer_slices(w: Walk) -> Walk:
     """
     if w.row_mask is None or 2 * w.num_slots <= w.tasks.size(0):
         return w
-    longer: Walk | None = w.plans.get("longer_slices")
+    key = ("longer_slices", times)
+    longer: Walk | None = w.plans.get(key)
     if longer is None:
-        _must_not_capture(w, "the slices of windows for several heads")
-        tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, 2 * w.split, keep_whole=True)
-        longer = w._replace(tasks=tasks, merges=merges, split=2 * w.split, num_slots=num_slots)
-        w.plans["longer_slices"] = longer
+        _must_not_capture(w, "the slices of windows for several or wide heads")
+        split = int(times * w.split)
+        tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, split, keep_whole=True)
+        longer = w._replace(tasks=tasks, merges=merges, split=split, num_slots=num_slots)
+        w.plans[key] = longer
     return longer
 
 

@@ -128,7 +128,8 @@ def window_launch(
         The launch, and the walk whose slices it writes.
     """
     w, groups = structure.walk, -(-heads // config.rows)
-    w = longer_slices(w) if groups > 1 else w
+    times = launch.slices(groups, config.block_dim)
+    w = longer_slices(w, times) if times > 1 else w
     row_mask, loops = row_masks(w, self_loops)
     graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
     rest += (loops, acc)

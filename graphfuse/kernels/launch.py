@@ -259,6 +259,14 @@ def attention_group(heads: int, dim: int) -> int:
     return min(power_of_two(heads), max(1, 64 // power_of_two(dim, 16)))
 
 
+def slices(groups: int, block_dim: int) -> float:
+    """How long slices of cut windows are for attention, in those of the record (results: slices.md).
+
+    Of programs that hold 128 features fewer fit on the GPU at a time.
+    """
+    return 2 if groups > 1 else 1.25 if block_dim == 128 else 1
+
+
 class Merge(NamedTuple):
     """How the slices of a cut window or row are added."""
 

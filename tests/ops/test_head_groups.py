@@ -93,19 +93,22 @@ def test_any_group(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_share_slices_twice_as_long(
-    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("heads", "dim", "times"), [(4, 32, 2), (1, 128, 1.25)], ids=["twice_as_long", "a_quarter_longer"]
+)
+def test_slices_of_groups_and_of_wide_heads_are_longer(
+    heads: int, dim: int, times: float, kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
     edges = torch.rand(SOURCES, 70, generator=torch.Generator().manual_seed(0)) < 0.3
-    ours, theirs, given = problem(kind, 4, 32, device, 70, edges.nonzero().t().contiguous().to(device))
+    ours, theirs, given = problem(kind, heads, dim, device, 70, edges.nonzero().t().contiguous().to(device))
     given = {name: x.requires_grad_() for name, x in given.items()}
     check(ours, theirs, given)
     walks = ours.keywords["windows"].walks(False, False)
     for w in (walks.forward, walks.backward):
-        longer = w.plans["longer_slices"]
-        assert longer_slices(w) is longer and 0 < longer.num_slots < w.num_slots
+        longer = w.plans["longer_slices", times]
+        assert longer_slices(w, times) is longer and 0 < longer.num_slots < w.num_slots
 
 
 # by day each group with one kind, in turns
