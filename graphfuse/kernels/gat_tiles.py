@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E
+from graphfuse.kernels.device import INTERPRETING
+
+_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
@@ -18,6 +21,14 @@ def half_factors(u, shift, SLOPE: tl.constexpr, HALF: tl.constexpr):
 def greater_of_products(own, other):
     # max(own[0] * other[0], own[1] * other[1]), NaN where one of them is
     return tl.maximum(own[0] * other[0], own[1] * other[1], propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def at_most(x, most):
+    # The lesser of both, `most` where x is NaN: a GPU's minimum is that, but not every interpreter's.
+    if _INTERPRETING:
+        return tl.where(x < most, x, most)
+    return tl.minimum(x, most)
 
 
 @triton.jit

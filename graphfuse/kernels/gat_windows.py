@@ -33,6 +33,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.gat_tiles import (
+    at_most,
     greater_of_products,
     half_factors,
     ones_where_greater,
@@ -186,11 +187,11 @@ def attend(
             top, total, high, acc, tilt = running[g]
             if FIXED:
                 other_factors = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
-                p = tl.minimum(greater_of_products(own_factors[g], other_factors), most)
+                p = at_most(greater_of_products(own_factors[g], other_factors), most)
             else:
                 u = own[g] * LOG2_E + as_scores(other[g].to(ACC) * LOG2_E, 1, ACC)
                 u = tl.maximum(u, u * SLOPE) if GROWS else tl.where(u > 0, u, u * SLOPE)
-                s = tl.minimum(u, most)
+                s = at_most(u, most)
                 higher = tl.maximum(top, tl.max(s, 1))
                 shift = shift_of(higher)
                 p = tl.exp2(s - shift[:, None])
