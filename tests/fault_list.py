@@ -362,7 +362,7 @@ FAULTS = (
         "wrong stride",
         "the residual after attention is read as if its rows lay side by side",
         "kernels/norm_tiles.py",
-        "rows.to(tl.int64)[:, None] * STRIDE",
+        "rows.to(tl.int64)[:, None] * stride",
         "rows.to(tl.int64)[:, None] * DIM",
         select("nn/test_one_head", "test_cut_windows and batch"),
     ),

@@ -192,7 +192,7 @@ def masks_without_loops(w: Walk) -> Tensor:
     return w.row_mask if found is None else found
 
 
-def longer_slices(w: Walk, times: float = 2) -> Walk:
+def longer_slices(w: Walk, times: float) -> Walk:
     """``w`` with slices ``times`` as long if most of its tasks are slices: for heads in groups, or wide ones.
 
     Each group of heads has programs of its own, so half as many slices fill the GPU, and as few are merged.

@@ -15,7 +15,7 @@ as the sum with a constant in place of :math:`\ell'` is 0. Forward sums the tilt
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, finish
+from graphfuse.kernels.additive_tiles import exponent, finish, leaky
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     eight_times,
@@ -153,8 +153,9 @@ def attend(
     for g in tl.static_range(GROUP):
         its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
         running += ((states[g][0], its_total, its_high, states[g][3], states[g][4]),)
-        if FIXED:  # a and d count from the mean of the first sources, scores from what that makes of d: one
-            # factor of a receiver is 1, the other smaller; a weight is rounded once, or by the other thrice
+        if FIXED:
+            # a and d count from the mean of the first sources, scores from what that makes of d: one factor
+            # of a receiver is 1, the other smaller; a weight is rounded once, or by the other three times
             its_own = own[g] + means[g]
             own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
@@ -190,7 +191,7 @@ def attend(
                 p = at_most(greater_of_products(own_factors[g], other_factors), most)
             else:
                 u = own[g] * LOG2_E + as_scores(other[g].to(ACC) * LOG2_E, 1, ACC)
-                u = tl.maximum(u, u * SLOPE) if GROWS else tl.where(u > 0, u, u * SLOPE)
+                u = tl.maximum(u, u * SLOPE) if GROWS else leaky(u, SLOPE)
                 s = at_most(u, most)
                 higher = tl.maximum(top, tl.max(s, 1))
                 shift = shift_of(higher)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.kernels.norm_tiles import normed
+from graphfuse.kernels.norm_tiles import after_residual
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous
 
@@ -26,15 +26,13 @@ def _residual_norm_kernel(
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    rows, offs_dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_DIM)[None, :]
-    mask_dim, offs_row = offs_dim < DIM, rows.to(tl.int64)[:, None]
-    mask = (rows < num_rows)[:, None] & mask_dim
-    x = tl.load(x_ptr + offs_row * x_stride + offs_dim, mask=mask, other=0.0).to(ACC)
-    z = x + tl.load(y_ptr + offs_row * y_stride + offs_dim, mask=mask, other=0.0).to(ACC)
-    if offset_ptr is not None:
-        z += tl.load(offset_ptr + offs_dim, mask=mask_dim, other=0.0).to(ACC)
-    out = normed(z, offs_dim, mask, weight_ptr, bias_ptr, mean_ptr, var_ptr, DIM, EPS, ACC)
-    tl.store(out_ptr + offs_row * DIM + offs_dim, out.to(out_ptr.dtype.element_ty), mask=mask)
+    rows, offs_dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_DIM)
+    mask = (rows < num_rows)[:, None] & (offs_dim < DIM)[None, :]
+    offs_row, offs = rows.to(tl.int64)[:, None], offs_dim[None, :]
+    y = tl.load(y_ptr + offs_row * y_stride + offs, mask=mask, other=0.0).to(ACC)
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
+    out = after_residual(y, rows, offs_dim, mask, residual, x_stride, DIM, EPS, ACC)
+    tl.store(out_ptr + offs_row * DIM + offs, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 # Prepared launches, by whatever the kernel is compiled for. Batches of a loader have ever new numbers of

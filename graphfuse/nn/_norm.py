@@ -20,13 +20,13 @@ from graphfuse.ops.residual_norm import residual_norm as fused
 
 
 def residual_norm(x: Tensor, y: Tensor, norm: Any, bias: Tensor | None = None) -> Tensor:
-    """``norm(x + y)``.
+    """``norm(x + y + bias)``.
 
     Args:
         x: ``[num_rows, dim]``.
         y: ``[num_rows, dim]``.
         norm: :class:`torch.nn.BatchNorm1d` or :class:`torch.nn.LayerNorm`, or what has taken its place.
-        bias: ``[dim]``, added to each row of ``y``.
+        bias: ``[dim]``, or None.
     """
     numbers = None if torch.is_grad_enabled() else _numbers(norm)
     if numbers is None or not fits(x, y, numbers, bias):

@@ -48,9 +48,8 @@ def additive_forward(
         out = out.flatten(1)
         return ready, (out, softmax, tilt), out + bias
     launch = additive.launchers()[0].additive_fwd
-    *results, with_bias = launch(ready.structures[0], given, ready.shape, how.tilted, ready.forward, bias)
-    out, softmax, tilt = results
-    return ready, (out, softmax, tilt), with_bias
+    found = launch(ready.structures[0], given, ready.shape, how.tilted, ready.forward, bias)
+    return ready, found[:3], found[3]
 
 
 def _ready_additive(

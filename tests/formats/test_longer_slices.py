@@ -23,7 +23,7 @@ def test_every_entry_is_in_one_slice(
     degree: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = cut(17, degree, monkeypatch, device)
-    longer = longer_slices(w)
+    longer = longer_slices(w, 2)
     assert longer is not w and longer.split == 64 and 0 < longer.num_slots < w.num_slots
     covered = torch.zeros(w.num_entries, dtype=torch.long)
     slots = list[tuple[int, int]]()
@@ -35,14 +35,14 @@ def test_every_entry_is_in_one_slice(
     (merge,) = longer.merges.tolist()
     assert sorted(slots) == [(slot, 0) for slot in range(longer.num_slots)]
     assert merge == [0, 0, longer.num_slots, 0]
-    assert longer_slices(w) is longer
+    assert longer_slices(w, 2) is longer
 
 
 def test_slices_that_fit_into_one_are_no_slices(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = cut(17, 40, monkeypatch, device)
-    longer = longer_slices(w)
+    longer = longer_slices(w, 2)
     assert w.num_slots == 2 and longer.num_slots == 0 and longer.merges.numel() == 0
     assert longer.tasks[:, 3].tolist() == [-1, -1]
 
@@ -50,7 +50,7 @@ def test_slices_that_fit_into_one_are_no_slices(
 def test_few_slices_stay(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     w = cut(16 * 40, 500, monkeypatch, device)
     assert 0 < 2 * w.num_slots <= w.tasks.size(0)
-    assert longer_slices(w) is w
+    assert longer_slices(w, 2) is w
 
 
 def test_walks_of_rows_stay(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_walks_of_rows_stay(device: torch.device, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     edges = torch.stack([torch.arange(500), torch.zeros(500, dtype=torch.long)]).to(device)
     w = RowWindows.from_edge_index(edges, (500, 1)).row_walk()
-    assert w.num_slots > 0 and longer_slices(w) is w
+    assert w.num_slots > 0 and longer_slices(w, 2) is w
 
 
 @pytest.mark.gpu
@@ -67,5 +67,5 @@ def test_none_is_looked_for_during_capture(device: torch.device, monkeypatch: py
     graph, number = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
     with pytest.raises(RuntimeError, match="during CUDA graph capture"), torch.cuda.graph(graph):
         number += 1  # PyTorch warns of an empty graph
-        longer_slices(w)
-    assert longer_slices(w) is not w
+        longer_slices(w, 2)
+    assert longer_slices(w, 2) is not w
