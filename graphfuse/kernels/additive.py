@@ -146,12 +146,17 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
 
 
 def forward_plan(
-    structure: Structure, given: Operands, shape: Shape, tilted: bool, bias: Tensor | None = None
+    structure: Structure,
+    given: Operands,
+    shape: Shape,
+    tilted: bool,
+    bias: Tensor | None = None,
+    keep_softmax: bool = True,
 ) -> Plan:
     """What :func:`additive_fwd` launches for such operands, as it was prepared when they first came."""
     strides = (given.x.stride(0), given.own.stride(0))
     missing = structure.copies is None, given.edge is None, given.loop_edge is None, bias is None
-    key = ("additive_fwd", shape, strides, given.other.dtype, tilted, *missing)
+    key = ("additive_fwd", shape, strides, given.other.dtype, tilted, keep_softmax, *missing)
     plans = structure.walk.plans
     plan: Plan | None = plans.get(key)
     if plan is None:
@@ -166,7 +171,8 @@ def additive_fwd(
     tilted: bool,
     plan: Plan | None = None,
     bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    keep_softmax: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
     Args:
@@ -176,27 +182,28 @@ def additive_fwd(
         tilted: Whether to return GAT's tilt.
         plan: That of :func:`forward_plan`, if it is at hand.
         bias: ``[heads * dim]``, contiguous, dtype of ``other``.
+        keep_softmax: Whether there will be a backward pass.
 
     Returns:
         The output ``[num_rows, heads, dim]``, heads side by side if those of ``x`` are; maximum and sum of
-        the softmax, ``[num_rows, heads, 2]``; the tilt, of the shape of the output, or nothing, ``[0]``; the
-        output plus the bias, if there is one.
+        the softmax, ``[num_rows, heads, 2]``, or None; the tilt, of the shape of the output, or nothing,
+        ``[0]``; the output plus the bias, if there is one.
     """
     own, other, x, edge, loop_edge, seed = given
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return additive_fwd(structure, given, shape, tilted, plan, bias)
+            return additive_fwd(structure, given, shape, tilted, plan, bias, keep_softmax)
     w = structure.walk
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     out = other.new_empty(w.num_rows, *x.shape[1:])
-    softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
+    softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc) if keep_softmax else None
     tilt = other.new_empty(*(out.shape if tilted else (0,)))
     with_bias = None if bias is None else other.new_empty(*out.shape)
     if out.numel() == 0:
         return out, softmax, tilt, with_bias
     if plan is None:
-        plan = forward_plan(structure, given, shape, tilted, bias)
+        plan = forward_plan(structure, given, shape, tilted, bias, keep_softmax)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height

@@ -37,25 +37,44 @@ def load_copies(copy_ptr, offs, live):
 
 
 @triton.jit
+def shares(total, high):
+    # 1 / total, high / total, and whether the LeakyReLU bends no score of a row, or all (high is total):
+    # there is no tilt then, and the difference would be but rounding.
+    norm = inverse(total)
+    return norm, high * norm, high == total
+
+
+@triton.jit
+def store_features(
+    out_ptr, tilt_ptr, sum_ptr, bias_ptr, at, mask, at_bias, norm, bent, straight, acc, tilt,
+    DROPOUT: tl.constexpr,
+):  # fmt: skip
+    # Stores out = acc * norm and, if wanted, out + bias and tilt * norm - bent * out; `shares` made norm,
+    # bent and straight, which are broadcast to the sums.
+    norm /= 1.0 - DROPOUT
+    out = acc * norm
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    if sum_ptr is not None:
+        at_bias = tl.broadcast_to(at_bias, out.shape)
+        its_sum = out + tl.load(bias_ptr + at_bias, mask=mask, other=0.0).to(out.dtype)
+        tl.store(sum_ptr + at, its_sum.to(sum_ptr.dtype.element_ty), mask=mask)
+    if tilt_ptr is not None:
+        tilt = tl.where(straight, 0.0, tilt * norm - bent * out)
+        tl.store(tilt_ptr + at, tilt.to(tilt_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def finish(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, place, mask, at, mask_own, at_bias, top, total, high,
     acc, tilt, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # Stores the softmax, out = acc / total and, if wanted, out + bias and tilt - high * out. Where the
-    # LeakyReLU bends no score of a row (high is total) there is no tilt, and the difference would be but
-    # rounding.
-    norm = inverse(total)
-    out = acc * (norm / (1.0 - DROPOUT))[:, None]
+    # Stores the softmax and the features of rows and heads.
+    norm, bent, straight = shares(total, high)
     store_softmax(softmax_ptr, place, mask, top, total)
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask_own)
-    if sum_ptr is not None:
-        at_bias = tl.broadcast_to(at_bias, out.shape)
-        its_sum = out + tl.load(bias_ptr + at_bias, mask=mask_own, other=0.0).to(out.dtype)
-        tl.store(sum_ptr + at, its_sum.to(sum_ptr.dtype.element_ty), mask=mask_own)
-    if tilt_ptr is not None:
-        tilt = tilt * (norm / (1.0 - DROPOUT))[:, None] - (high * norm)[:, None] * out
-        tilt = tl.where((high == total)[:, None], 0.0, tilt)
-        tl.store(tilt_ptr + at, tilt.to(tilt_ptr.dtype.element_ty), mask=mask_own)
+    store_features(
+        out_ptr, tilt_ptr, sum_ptr, bias_ptr, at, mask_own, at_bias, norm[:, None], bent[:, None],
+        straight[:, None], acc, tilt, DROPOUT,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -211,10 +211,12 @@ def forward_plan(
     edges: Edges | None,
     shape: Shape,
     residual: Residual | None = None,
+    keep_softmax: bool = True,
 ) -> Plan:
     """What :func:`attention_fwd` launches for such operands, as it was prepared when they first came."""
     strides = (q.stride(0), k.stride(0), v.stride(0), 0 if edges is None else edges.attr.stride(0))
-    key: tuple[Any, ...] = ("attention_fwd", shape, strides, structure.copies is None, key_scale is None)
+    missing = structure.copies is None, key_scale is None, keep_softmax
+    key: tuple[Any, ...] = ("attention_fwd", shape, strides, *missing)
     if residual is not None:
         key += (residual.x.stride(0), residual.eps, *[None if t is None else t.dtype for t in residual[1:6]])
     plans = structure.walk.plans
@@ -235,7 +237,8 @@ def attention_fwd(
     shape: Shape,
     plan: Plan | None = None,
     residual: Residual | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    keep_softmax: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
     Args:
@@ -249,24 +252,27 @@ def attention_fwd(
         shape: What to prepare for.
         plan: That of :func:`forward_plan`, if it is at hand.
         residual: In inference, of one head and windows without edges' numbers.
+        keep_softmax: Whether there will be a backward pass.
 
     Returns:
-        The output, of the shape of ``q``; maximum and sum of the softmax, ``[num_rows, heads, 2]``; the
-        weighted sums of ``edges.attr``, ``[num_rows, heads, edge_dim]``, or nothing, ``[0]``.
+        The output, of the shape of ``q``; maximum and sum of the softmax, ``[num_rows, heads, 2]``, or None;
+        the weighted sums of ``edges.attr``, ``[num_rows, heads, edge_dim]``, or nothing, ``[0]``.
     """
     index = q.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return attention_fwd(structure, q, k, v, key_scale, seed, edges, shape, plan, residual)
+            return attention_fwd(
+                structure, q, k, v, key_scale, seed, edges, shape, plan, residual, keep_softmax
+            )
     w = structure.walk
     acc = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty(*q.shape)
-    softmax = q.new_empty(w.num_rows, shape.heads, 2, dtype=acc)
+    softmax = q.new_empty(w.num_rows, shape.heads, 2, dtype=acc) if keep_softmax else None
     edge_sum = q.new_empty(*((0,) if edges is None else (w.num_rows, shape.heads, shape.edge_dim)))
     if out.numel() == 0:
         return out, softmax, edge_sum
     if plan is None:
-        plan = forward_plan(structure, q, k, v, key_scale, edges, shape, residual)
+        plan = forward_plan(structure, q, k, v, key_scale, edges, shape, residual, keep_softmax)
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height

@@ -303,12 +303,17 @@ def eight_times(total):
 
 
 @triton.jit
-def held(total, seen):
-    # Whether it was, for the rows of each head, one after the other: no weight overflowed, and those of a row
-    # with edges are not all tiny.
+def summable(total, seen):
+    # Which rows of each head, one after the other, a guess was good enough for: no weight overflowed, and
+    # those of a row with edges are not all tiny.
     some = (tl.reduce(seen, 0, either) >> (tl.arange(0, total.shape[0]) % 16)) & 1
-    good = ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
-    return tl.min(good.to(tl.int32)) > 0
+    return ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0))  # NaN is none of these
+
+
+@triton.jit
+def held(summable):
+    # whether it was for all rows
+    return tl.min(summable.to(tl.int32)) > 0
 
 
 @triton.jit
@@ -327,14 +332,26 @@ def exp(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def store_softmax(softmax_ptr, offs, mask, top, total):
-    # the running maximum and sum of a row and head: what weights are made of, in backward too
-    tl.store(softmax_ptr + offs * 2, shift_of(top), mask=mask)
-    tl.store(softmax_ptr + offs * 2 + 1, total, mask=mask)
+    # the running maximum and sum of a row and head, what backward makes weights of, if there is one
+    if softmax_ptr is not None:
+        tl.store(softmax_ptr + offs * 2, shift_of(top), mask=mask)
+        tl.store(softmax_ptr + offs * 2 + 1, total, mask=mask)
+
+
+@triton.jit
+def reciprocal(x):
+    # within a unit in the last place; infinite where x is denormal
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
 def inverse(total):
-    # 1 / total, and 0 where there was no edge
+    # 1 / total, and 0 where there was no edge. Sums of weights are not so small that a reciprocal by itself,
+    # one instruction where a division is ten, would take them for 0.
+    if total.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        return tl.where(total == 0, 0.0, reciprocal(total))
     return tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
 
 

@@ -29,6 +29,7 @@ from graphfuse.kernels.attention_tiles import (
     signed,
     small_scores,
     store_softmax,
+    summable,
     window_step,
 )
 from graphfuse.kernels.norm_tiles import after_residual
@@ -272,8 +273,8 @@ def store_group(
 #             ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys: one row is
 #             gathered, not two. With x [num_rows, DIM], of one head, the norm of x and the result takes the
 #             place of that: offset, weight, bias, mean and var, see `after_residual`
-#   writes    out [num_rows, HEADS, DIM]; softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no
-#             edge; slices of a cut window write both and acc to their slot
+#   writes    out [num_rows, HEADS, DIM]; for backward softmax ACC [num_rows, HEADS, 2]: maximum and sum,
+#             (0, 0) where no edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP * 16]: running maximum (an exponent of 2) and sum; q [GROUP, 16,
 #             BLOCK_DIM]; acc ACC, flat: [GROUP * 16, GROUP * BLOCK_DIM], of which a head's own features are
 #             all that is computed
@@ -329,7 +330,7 @@ def attention_window_kernel(
                     window, begin, end, head, q, own_key, state, True, K_STRIDE, V_STRIDE, HEADS, DIM, GROUP,
                     BLOCK_DIM, COLUMNS, STAGES, SCALE, DROPOUT, LOOPS, ACC,
                 )  # fmt: skip
-                todo = tl.where(held(state[1], seen), 0, 1)
+                todo = tl.where(held(summable(state[1], seen)), 0, 1)
                 middle = end
     top, total, acc = state
     top = flat(none_at_all(top), GROUP)

@@ -15,7 +15,7 @@ as the sum with a constant in place of :math:`\ell'` is 0. Forward sums the tilt
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, finish, leaky
+from graphfuse.kernels.additive_tiles import exponent, leaky, shares
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     eight_times,
@@ -30,8 +30,11 @@ from graphfuse.kernels.attention_tiles import (
     numbers_of_columns,
     of_copy,
     shift_of,
+    side_by_side,
+    summable,
     window_step,
 )
+from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_tiles import (
     at_most,
     greater_of_products,
@@ -229,58 +232,15 @@ def from_guess(state, guess):
     return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]
 
 
-@triton.jit
-def own_features(states, FIELD: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr):
-    # Of the sums [16, PAIR * features] of each head of a pair one tile, in which each has its own features.
-    # The compiler knows which register holds what: what nobody reads then is not even computed.
-    tile = states[FIRST][FIELD]
-    for place in tl.static_range(1, PAIR):
-        mine = tl.arange(0, tile.shape[1]) >= place * (tile.shape[1] // PAIR)
-        tile = tl.where(mine[None, :], states[FIRST + place][FIELD], tile)
-    return tile
-
-
-@triton.jit
-def store_head(
-    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr, window, slot,
-    num_rows, head, place, top, total, high, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr,
-    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    rows, offs_dim, own = head_of_tile(row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM)
-    top /= LOG2_E
-    mask_head, whole = head + place < HEADS, True
-    if partial_ptr is not None:
-        whole = slot < 0
-        if slot >= 0:
-            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            offs_slot = (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * HEADS
-            at = slots_ptr + (offs_slot + (head + place)) * 3
-            tl.store(at, top, mask=mask_head)
-            tl.store(at + 1, total, mask=mask_head)
-            at_sum = partial_ptr + (offs_slot * PARTS * DIM)[:, None] + offs_dim[None, :]
-            tl.store(at_sum, acc, mask=own[None, :])
-            if tilt_ptr is not None:
-                tl.store(at + 2, high, mask=mask_head)
-                tl.store(at_sum + HEADS * DIM, tilt, mask=own[None, :])
-    if whole:
-        offs = rows.to(tl.int64) * HEADS
-        finish(
-            out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs + (head + place),
-            (rows < num_rows) & mask_head, (offs * DIM)[:, None] + offs_dim[None, :],
-            own[None, :] & (rows < num_rows)[:, None], offs_dim[None, :], top, total, high, acc, tilt,
-            DROPOUT,
-        )  # fmt: skip
-
-
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
 #   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of x stay in L2
 #   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM], whose rows are
 #             gathered for PAIR heads at a time; tasks, row_index, column, row_mask; ptr with LOOPS, copies
 #             and seed with DROPOUT
-#   writes    out and, if wanted, tilt and sum, out + bias [HEADS, DIM], [num_rows, HEADS, DIM]; softmax ACC
-#             [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no edge; slices of a cut window write theirs
-#             to their slot
+#   writes    out and, if wanted, tilt and sum, out + bias [HEADS, DIM], [num_rows, HEADS, DIM]; for
+#             backward softmax ACC [num_rows, HEADS, 2]: maximum and sum, (0, 0) where no edge; slices of a
+#             cut window write theirs to their slot
 #   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
 #             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
 #             its own features. With GUESS the score that the mean of the first sources would make serves as
@@ -351,25 +311,39 @@ def gat_window_kernel(
                     begin, end, head, own, own_key, means, guessed, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
                     PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
                 )  # fmt: skip
-                done = held(states[0][1], seen)
+                good = summable(states[0][1], seen)
                 for g in tl.static_range(1, GROUP):
-                    done &= held(states[g][1], seen)
-                todo = tl.where(done, 0, 1)
+                    good &= summable(states[g][1], seen)
+                todo = tl.where(held(good), 0, 1)
                 middle = end
+    store_softmaxes(
+        softmax_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, states, HEADS, GROUP, TILTED
+    )
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    sums, tilts = nothing(), nothing()
-    for pair in tl.static_range(GROUP // PAIR):
-        sums += (own_features(states, 3, pair * PAIR, PAIR),)
-        tilts += (own_features(states, 4, pair * PAIR, PAIR),)
-    numbers = sums[0]
+    accs, tilts, norms, bents, straights = nothing(), nothing(), nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        norm, bent, straight = shares(states[g][1], states[g][2])
+        accs += (states[g][3],)
+        tilts += (states[g][4],)
+        norms += (norm,)
+        bents += (bent,)
+        straights += (straight,)
+    WIDTH: tl.constexpr = PAIR * BLOCK_DIM
+    numbers = each_its_own(accs, 0, PAIR, WIDTH)
     for pair in tl.static_range(1, GROUP // PAIR):
-        numbers += sums[pair] * 0
+        numbers += each_its_own(accs, pair * PAIR, PAIR, WIDTH) * 0
     if finite(numbers):
-        for g in tl.static_range(GROUP):
-            store_head(
-                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr,
-                window, slot, num_rows, head, g, states[g][0], states[g][1], states[g][2], sums[g // PAIR],
-                tilts[g // PAIR], HEADS, DIM, PAIR, BLOCK_DIM, DROPOUT,
+        for first_head in tl.static_range(0, GROUP, PAIR):
+            out_rows, offs_out, mask_out = side_by_side(
+                row_index_ptr, window, head + first_head, HEADS, DIM, PAIR, BLOCK_DIM
+            )
+            store_sums(
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, each_its_own(norms, first_head, PAIR, WIDTH),
+                each_its_own(bents, first_head, PAIR, WIDTH),
+                each_its_own(straights, first_head, PAIR, WIDTH),
+                each_its_own(accs, first_head, PAIR, WIDTH), each_its_own(tilts, first_head, PAIR, WIDTH),
+                HEADS, DIM, DROPOUT,
             )  # fmt: skip
     else:
         for place in tl.range(0, GROUP):
@@ -380,13 +354,16 @@ def gat_window_kernel(
                 its_top = tl.where(place == g, states[g][0], its_top)
                 its_total = tl.where(place == g, states[g][1], its_total)
                 its_high = tl.where(place == g, states[g][2], its_high)
-            its_acc, its_tilt = sums_of_entries(
+            norm, bent, straight = shares(its_total, its_high)
+            acc, tilt = sums_of_entries(
                 a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
                 window, num_loops, first, head, place, its_own, its_top, X_STRIDE, HEADS, DIM, PAIR,
                 BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
-            store_head(
-                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, bias_ptr, row_index_ptr,
-                window, slot, num_rows, head, place, its_top, its_total, its_high, its_acc, its_tilt, HEADS,
-                DIM, PAIR, BLOCK_DIM, DROPOUT,
+            out_rows, offs_out, mask_out = head_of_tile(
+                row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM
+            )
+            store_sums(
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, norm[:, None], bent[:, None], straight[:, None], acc, tilt, HEADS, DIM, DROPOUT,
             )  # fmt: skip

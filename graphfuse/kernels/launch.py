@@ -210,7 +210,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
     running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
     and of keys that are ``scaled`` values but for one load; not where there is hardly more than a first step.
-    Five stages load two steps ahead, three one.
+    Five stages load two steps ahead.
     """
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
@@ -226,8 +226,9 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
         return Config(width, 32, 3, 1, registers=128)
-    if width <= 64:
-        registers = 168 if guess else 144 if dropout and width == 64 else None
+    if width <= 64:  # told no bound, the compiler spares registers in inference: only tiny tasks gain by it
+        wide, most = width == 64, None if load is Load.TINY else 168
+        registers = 144 if dropout and wide else 168 if guess else most if wide else None
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
     if width <= 128 and dim % 8 == 0:
@@ -346,14 +347,15 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
     Forward without dropout makes do with a guess at the maxima, wide heads if there is more than a first
-    step. Several heads, or 64 features, with their ``tilted`` sums need all registers there are.
+    step. Several heads, or 64 features, with their ``tilted`` sums need all registers, if tasks are not tiny.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
     guess = not (dropout or backward or tiny)
     if heads > 1 and width == 32 and not dropout:
-        if tiny and not tilted:
-            return Config(width, 16, 5, 1, rows=2, registers=128)
+        if tiny:
+            step, stages = (16, 5) if backward or tilted else (32, 2)
+            return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
         return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
     if inference and heads > 1 and width == 16:
         block, stages, group = (8, 3, 4 if heads > 2 else 2) if dim <= 8 else (16, 5, 2)

@@ -81,7 +81,6 @@ def head_tile(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 
 @triton.jit
 def finite(x):
-    # Whether no number of x is NaN or Inf, which in float32 are those of the largest exponent.
     if x.dtype == tl.float64:
         return tl.max(((x * 0) != 0).to(tl.int32)) == 0
     return tl.max(tl.abs(x).to(tl.int32, bitcast=True)) < 0x7F800000

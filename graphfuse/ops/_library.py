@@ -113,6 +113,11 @@ def runs_directly(*arguments: Any) -> bool:
     return not watched and _PLAIN.issuperset(map(type, arguments))
 
 
+def records(*operands: Tensor | None) -> bool:
+    """Whether autograd has to know of a call: its results may be differentiated."""
+    return torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in operands])
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Any:
     """``function.apply`` for plain eager calls, without its look for functorch in every argument."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]

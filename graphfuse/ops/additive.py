@@ -27,6 +27,7 @@ from graphfuse.ops._library import (
     graph_of,
     once_differentiable,
     packed_of,
+    records,
     register,
 )
 
@@ -175,10 +176,10 @@ def _call(how: How, windows: RowWindows, *operands: Any) -> Tensor:
     out: Tensor
     if not isinstance(graph, Walks):
         out = torch.ops.graphfuse.additive_attention(*graph, *how, *operands)[0]
-    elif torch.is_grad_enabled():
+    elif records(*operands):
         out = _apply(graph, how, *operands)[0]
     else:
-        out = run_forward(graph, how, Operands(*operands))[0]
+        out = run_forward(graph, how, Operands(*operands), keep_softmax=False)[0]
     return out
 
 
@@ -232,15 +233,16 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any]:
 
 
 @advises
-def run_forward(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches forward, or runs the definition."""
+def run_forward(w: Walks, how: How, given: Operands, keep_softmax: bool = True) -> Results:
+    """Launches forward, or runs the definition; the softmax is empty if nobody differentiates."""
     if not _check.runs_kernel(given.x):
         out = _definition(w, how, given)
         return out, out.new_empty(0), out.new_empty(0)
     operands, shape = _prepared(w.forward, how, given)
     structure = structure_of(w.forward, w.edges, how)
-    out, softmax, tilt, _ = launchers()[0].additive_fwd(structure, operands, shape, how.tilted)
-    return narrowed(out, given.x), softmax, narrowed(tilt, given.x)
+    fwd = launchers()[0].additive_fwd
+    out, softmax, tilt, _ = fwd(structure, operands, shape, how.tilted, keep_softmax=keep_softmax)
+    return narrowed(out, given.x), out.new_empty(0) if softmax is None else softmax, narrowed(tilt, given.x)
 
 
 def _definition(w: Walks, how: How, given: Operands) -> Tensor:
@@ -255,6 +257,7 @@ def _definition(w: Walks, how: How, given: Operands) -> Tensor:
     return reference.gat_attention(edge_index, other, own, x, *rest)
 
 
+Results = tuple[Tensor, Tensor, Tensor]  # the output, the softmax, the tilt
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -305,7 +308,7 @@ def _backward_of_definition(w: Walks, how: How, with_edges: bool, grad: Tensor, 
     return d_own, d_other, dx, d_edge, d_loop_edge
 
 
-def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(graph: Packed, *arguments: Any) -> Results:
     how, operands = _split(arguments)
     given = Operands(*operands)
     shape = (graph.num_rows, given.x.size(1), given.x.size(2))
@@ -328,9 +331,9 @@ class Additive(torch.autograd.Function):
     """Additive attention and its derivative: ``(out, softmax, tilt)``, the latter two without gradient."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> Results:
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
-        results: tuple[Tensor, Tensor, Tensor]
+        results: Results
         if isinstance(graph, Walks):
             results = run_forward(graph, how, Operands(*operands))
         else:
@@ -358,7 +361,7 @@ class Additive(torch.autograd.Function):
 _apply = direct_apply(Additive)
 
 
-def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_registered(graph: Walks, *arguments: Any) -> Results:
     how, operands = _split(arguments)
     return run_forward(graph, how, Operands(*operands))
 

@@ -28,6 +28,7 @@ from graphfuse.ops._library import (
     graph_of,
     once_differentiable,
     packed_of,
+    records,
     register,
 )
 from graphfuse.ops.sddmm import contiguous_rows
@@ -153,10 +154,10 @@ def sparse_attention(
     graph = graph_of(windows, choose, *how, *given)
     if not isinstance(graph, Walks):
         out, _, edge_sum = torch.ops.graphfuse.attention(*graph, *how, *given)
-    elif torch.is_grad_enabled():
+    elif records(*given):
         out, _, edge_sum = _apply(graph, how, *given)
     else:
-        out, _, edge_sum = run_forward(graph, how, given)
+        out, _, edge_sum = run_forward(graph, how, given, keep_softmax=False)
     return out if edge_attr is None else (out, edge_sum)
 
 
@@ -196,6 +197,7 @@ class Operands(NamedTuple):
     key_scale: Tensor | None
 
 
+Results = tuple[Tensor, Tensor, Tensor]  # the output, the softmax, the weighted sums of edge_attr
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -232,16 +234,16 @@ def _prepared(w: Walk, how: How, given: Operands) -> tuple[Any, Any, Any]:
 
 
 @advises
-def run_forward(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """Launches forward, or runs the definition."""
+def run_forward(w: Walks, how: How, given: Operands, keep_softmax: bool = True) -> Results:
+    """Launches forward, or runs the definition; the softmax is empty if nobody differentiates."""
     if not _check.runs_kernel(given.q):
         out, edge_sum = _definition(w, how, given)
         return out, out.new_empty(0), edge_sum
     qkv, edges, shape = _prepared(w.forward, how, given)
     structure = structure_of(w.forward, w.edges, how.dropout)
     fwd = launchers()[0].attention_fwd
-    out, softmax, edge_sum = fwd(structure, *qkv, given.seed, edges, shape)
-    return narrowed(out, given.q), softmax, edge_sum
+    out, softmax, edge_sum = fwd(structure, *qkv, given.seed, edges, shape, keep_softmax=keep_softmax)
+    return narrowed(out, given.q), out.new_empty(0) if softmax is None else softmax, edge_sum
 
 
 def _definition(w: Walks, how: How, given: Operands) -> tuple[Tensor, Tensor]:
@@ -306,7 +308,7 @@ def _backward_of_definition(
     return dq, dk, dv, d_query, d_attr
 
 
-def _fake(graph: Packed, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(graph: Packed, *arguments: Any) -> Results:
     _, operands = _split(arguments)
     q, _, _, _, edge_query, _, _ = Operands(*operands)
     softmax = q.new_empty((*q.shape[:2], 2), dtype=torch.float32)
@@ -325,9 +327,9 @@ class Attention(torch.autograd.Function):
     """Attention and its derivative: ``(out, softmax, edge_sum)``, the second without gradient."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, graph: Graph, how: How, *operands: Any) -> Results:
         """Over the forward direction of ``graph``; ``operands`` are those of :class:`Operands`."""
-        results: tuple[Tensor, Tensor, Tensor]
+        results: Results
         if isinstance(graph, Walks):
             results = run_forward(graph, how, Operands(*operands))
         else:
@@ -359,7 +361,7 @@ class Attention(torch.autograd.Function):
 _apply = direct_apply(Attention)
 
 
-def _run_registered(graph: Walks, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_registered(graph: Walks, *arguments: Any) -> Results:
     how, operands = _split(arguments)
     return run_forward(graph, how, Operands(*operands))
 

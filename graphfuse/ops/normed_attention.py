@@ -52,5 +52,8 @@ def normed_attention(
     residual = kernels.Residual(contiguous_rows(x), offset, *norm)
     operands = [contiguous_heads(rows) for rows in (q, k, v)]
     structure = attention.structure_of(walk, None, 0.0)
-    out: Tensor = kernels.attention_fwd(structure, *operands, None, None, None, shape, residual=residual)[0]
+    found = kernels.attention_fwd(
+        structure, *operands, None, None, None, shape, residual=residual, keep_softmax=False
+    )
+    out: Tensor = found[0]
     return out[:, 0]

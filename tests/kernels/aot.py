@@ -202,7 +202,24 @@ def normed_attention(dim: int) -> Iterator[Case]:
             for norm, numbers in (("batch", of_columns), ("layer", {})):
                 name = case.name.replace("[", f"[{norm}-", 1)
                 operands = case.operands | more | numbers
-                yield case._replace(name=name, operands=operands, constants=constants)
+                yield without_softmax(case._replace(name=name, operands=operands, constants=constants))
+
+
+def without_softmax(case: Case) -> Case:
+    """``case`` as it runs where no backward pass follows."""
+    operands = {name: kind for name, kind in case.operands.items() if name != "softmax_ptr"}
+    return case._replace(operands=operands, constants=case.constants | {"softmax_ptr": None})
+
+
+def inference() -> Iterator[Case]:
+    """Forward kernels of attention that keep no softmax."""
+    given = [
+        *(one for heads, dim in ((1, 64), (8, 16)) for one in sparse_attention("fp16", heads, dim)),
+        *(one for one in additive_attention("fp16", 4, 32) if "untilted" in one.name),
+    ]
+    for case in given:
+        if case.constants["DROPOUT"] == 0 and "bwd" not in case.name:
+            yield without_softmax(case._replace(name=case.name.replace("[", "[inference-", 1)))
 
 
 def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
@@ -336,6 +353,7 @@ def cases() -> Iterator[Case]:
             yield from copied_and_summed(dtype, heads, dim)
     for dim in (64, 256):
         yield from normed_attention(dim)
+    yield from inference()
     yield from terms_of_float32()
     yield from reordered()
 

@@ -26,9 +26,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     kernels, normed = attention.launchers()[0], list[bool]()
     launch = kernels.attention_fwd
 
-    def noted(*given: Any, residual: Any = None) -> Any:
+    def noted(*given: Any, residual: Any = None, **options: Any) -> Any:
         normed.append(residual is not None)
-        return launch(*given, residual=residual)
+        return launch(*given, residual=residual, **options)
 
     monkeypatch.setattr(kernels, "attention_fwd", noted)
     monkeypatch.setattr(_projection, "_PAYS", 0)
