@@ -92,7 +92,7 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: TARGETS[target]))
     compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
-    report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name, SPILLED)
+    report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name.replace("[inference-", "["), SPILLED)
     report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
     if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
         report["products"] = dump(compiled, "-sass").count("HMMA.")

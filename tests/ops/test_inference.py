@@ -104,6 +104,26 @@ def kept(op: Callable[[RowWindows], Run], monkeypatch: pytest.MonkeyPatch) -> li
     return found
 
 
+@pytest.mark.parametrize("alone", ["q", "k", "v"])
+def test_one_operand_is_enough(alone: str, windows: RowWindows, device: torch.device) -> None:
+    y, x = draw(device, torch.float16, 2, 16, False).values()
+    given = {"q": y, "k": x, "v": x.clone()}
+    given[alone].requires_grad_()
+    ops.sparse_attention(**given, windows=windows).square().sum().backward()
+    grad = given[alone].grad
+    assert grad is not None and grad.isfinite().all() and grad.any()
+
+
+@pytest.mark.parametrize("alone", ["a_src", "a_dst", "x"])
+def test_one_number_is_enough(alone: str, windows: RowWindows, device: torch.device) -> None:
+    y, x = draw(device, torch.float16, 2, 16, False).values()
+    given = {"a_src": x[:, :, 0].contiguous(), "a_dst": y[:, :, 0].contiguous(), "x": x}
+    given[alone].requires_grad_()
+    ops.gat_attention(**given, windows=windows).square().sum().backward()
+    grad = given[alone].grad
+    assert grad is not None and grad.isfinite().all() and grad.any()
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_only_backward_is_kept_for(
     op: Callable[[RowWindows], Run],
