@@ -174,6 +174,13 @@ Bench(
             "mode": _MODES,
         },
         {
+            "graph": ("blogcatalog3", "github", "ego-twitter", "dblp-2010"),
+            "kind": ("gat",),
+            "shape": ((1, 64), (1, 128), (8, 16)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+        },
+        {
             "graph": ("github", "ego-twitter", *_LARGE),
             "kind": ("agnn",),
             "shape": ((1, 64), (1, 128)),
