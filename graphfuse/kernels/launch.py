@@ -227,8 +227,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     if width == 64 and scaled and load is Load.NORMAL:
         return Config(width, 32, 3, 1, registers=128)
     if width <= 64:  # told no bound, the compiler spares registers in inference: only tiny tasks gain by it
-        wide, most = width == 64, None if load is Load.TINY else 168
-        registers = 144 if dropout and wide else 168 if guess else most if wide else None
+        tight = guess or (width == 64 and load is not Load.TINY)
+        registers = 144 if dropout and width == 64 else 168 if tight else None
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
     if width <= 128 and dim % 8 == 0:

@@ -88,7 +88,7 @@ def gat_attention(
     """
     _check.present("x", x)  # the weights, which check_gat serves too, have none
     seed = check_gat(a_src, a_dst, x, windows, dropout, seed, self_loops, edge_score, loop_score)
-    tilted = torch.is_grad_enabled() and a_dst.requires_grad
+    tilted = records(a_dst)
     how = How(float(negative_slope), float(dropout), self_loops, False, tilted)
     return _call(how, windows, a_dst, a_src, x, edge_score, loop_score, seed)
 

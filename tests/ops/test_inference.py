@@ -115,7 +115,7 @@ def test_one_operand_is_enough(alone: str, windows: RowWindows, device: torch.de
 
 
 @pytest.mark.parametrize("alone", ["a_src", "a_dst", "x"])
-def test_one_number_is_enough(alone: str, windows: RowWindows, device: torch.device) -> None:
+def test_one_of_gat_is_enough(alone: str, windows: RowWindows, device: torch.device) -> None:
     y, x = draw(device, torch.float16, 2, 16, False).values()
     given = {"a_src": x[:, :, 0].contiguous(), "a_dst": y[:, :, 0].contiguous(), "x": x}
     given[alone].requires_grad_()
