@@ -221,11 +221,11 @@ def test_a_dense_layer_of_them(
     layout: str, bias: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = matrix(20, 9, layout, device)
+    # both draw their weights, on the device, when they first see features
+    theirs, layer = (kind.Linear(-1, 4, bias=bias).to(device) for kind in (pyg, ours))
     torch.manual_seed(2)
-    theirs = pyg.Linear(9, 4, bias=bias).to(device)
-    torch.manual_seed(2)
-    layer = ours.Linear(-1, 4, bias=bias).to(device)  # draws its weight when it first sees features
     wanted = theirs(x.to_dense())
+    torch.manual_seed(2)
     with monkeypatch.context() as patch:
         patch.setattr(F, "linear", None)  # PyTorch's product is not asked
         found = layer(x)

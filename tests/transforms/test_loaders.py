@@ -228,8 +228,9 @@ def test_layer_wise_inference(model: str, cache: bool, device: torch.device) -> 
     data = ToRowWindows()(graph(14, 24))
     ours, theirs = (getattr(package, model)(WIDTH, 6, 2, 5).to(device).eval() for package in (models, pyg))
     ours.load_state_dict(theirs.state_dict())
-    found, wanted = (
-        net.inference(neighbor_loader(data, [-1]), device=device, cache=cache) for net in (ours, theirs)
+    found, wanted = (  # PyG looks up cached nodes, on the device, in what it keeps on the embeddings'
+        net.inference(neighbor_loader(data, [-1]), device, embedding_device=device, cache=cache)
+        for net in (ours, theirs)
     )
     assert [path_taken(conv) for conv in ours.convs] == [[], []]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
