@@ -286,43 +286,43 @@ def test_a_layer_raises_where_pygs_does(name: str, no_launch: None, monkeypatch:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_edge_weights_that_are_no_floats(cached: bool, no_launch: None) -> None:
-    x, ones = torch.randn(7, 4), torch.ones(EDGES.size(1))
-    layer = graphfuse.nn.GCNConv(4, 4, cached=cached)
+def test_edge_weights_that_are_no_floats(cached: bool, device: torch.device, no_launch: None) -> None:
+    x, edges, ones = (one.to(device) for one in (torch.randn(7, 4), EDGES, torch.ones(EDGES.size(1))))
+    layer = graphfuse.nn.GCNConv(4, 4, cached=cached).to(device)
     for dtype in (torch.int64, torch.bool, torch.float8_e4m3fn):
         message = (
             rf"`edge_weight` must be a float tensor \(got {dtype}\); convert it with \.to\(torch\.float32"
         )
         with pytest.raises(ValueError, match=message):
-            layer(x, EDGES, ones.to(dtype))
-    for one in (layer, graphfuse.nn.GCNConv(4, 4, normalize=False)):
+            layer(x, edges, ones.to(dtype))
+    for one in (layer, graphfuse.nn.GCNConv(4, 4, normalize=False).to(device)):
         with pytest.raises(ValueError, match=r"`edge_weight` .* \(got torch\.complex64\); pass its absolute"):
-            one(x, EDGES, ones.to(torch.complex64))
+            one(x, edges, ones.to(torch.complex64))
     assert layer._cached_edge_index is None
 
 
-def test_edge_weights_that_count_as_given(no_launch: None) -> None:
+def test_edge_weights_that_count_as_given(device: torch.device, no_launch: None) -> None:
     # nothing but the kernel reads them, which would go beyond their end
-    layer, weight = graphfuse.nn.GCNConv(4, 4, normalize=False), torch.ones(EDGES.size(1))
+    layer, edges = graphfuse.nn.GCNConv(4, 4, normalize=False).to(device), EDGES.to(device)
+    x, weight = torch.randn(7, 4, device=device), torch.ones(edges.size(1), device=device)
     for bad in (weight[1:], weight.repeat(2), weight.int()[:3]):
         with pytest.raises(ValueError, match=rf"`edge_weight` must have shape \[11\] \(got \[{len(bad)}\]\)"):
-            layer(torch.randn(7, 4), EDGES, bad)
-    with pytest.raises(ValueError, match="`edge_weight` must be on cpu"):
-        layer(torch.randn(7, 4), EDGES, weight.to("meta"))
+            layer(x, edges, bad)
+    with pytest.raises(ValueError, match=f"`edge_weight` must be on {device}"):
+        layer(x, edges, weight.to("meta"))
 
 
-def test_integers_weigh_edges_as_given() -> None:
-    ours, theirs = pair("GCNConv", normalize=False)
-    x = torch.randn(7, 4)
-    for weight in (torch.arange(11), torch.arange(11) % 2 == 0):
-        torch.testing.assert_close(ours(x, EDGES, weight), theirs(x, EDGES, weight), rtol=1e-4, atol=1e-5)
+def test_integers_weigh_edges_as_given(device: torch.device) -> None:
+    ours, theirs = pair("GCNConv", device, normalize=False)
+    x, edges, count = torch.randn(7, 4, device=device), EDGES.to(device), torch.arange(11, device=device)
+    for weight in (count, count % 2 == 0):
+        torch.testing.assert_close(ours(x, edges, weight), theirs(x, edges, weight), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_works_after_an_error(name: str) -> None:
-    ours, theirs = pair(name)
-    x = torch.randn(7, 4)
-    edges = EDGES.clone()
+def test_a_layer_works_after_an_error(name: str, device: torch.device) -> None:
+    ours, theirs = pair(name, device)
+    x, edges = torch.randn(7, 4, device=device), EDGES.to(device, copy=True)
     ours(x, edges)
     edges[0, 0] = 7
     for _ in range(2):  # nothing of the bad graph is kept
@@ -333,15 +333,15 @@ def test_a_layer_works_after_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_record_of_other_sizes(name: str, no_launch: None) -> None:
-    layer = getattr(graphfuse.nn, name)(*CHANNELS[name], **OPTIONS[name])
-    record = RowWindows.from_edge_index(EDGES, (9, 9))
+def test_a_record_of_other_sizes(name: str, device: torch.device, no_launch: None) -> None:
+    layer, edges = getattr(graphfuse.nn, name)(*CHANNELS[name], **OPTIONS[name]).to(device), EDGES.to(device)
+    record = RowWindows.from_edge_index(edges, (9, 9))
     with pytest.raises(ValueError, match=r"row windows of shape \(7, 7\) \(got \(9, 9\)\); build them"):
-        layer(torch.randn(7, 4), record)
+        layer(torch.randn(7, 4, device=device), record)
     with pytest.raises(ValueError, match=r"a list of RowWindows.*window the batch as a whole"):
-        layer(torch.randn(9, 4), [record])
-    elsewhere = RowWindows.from_edge_index(EDGES, (7, 7))
-    with pytest.raises(ValueError, match=r"must be on cpu \(got meta\)|the kernels run on CUDA devices"):
+        layer(torch.randn(9, 4, device=device), [record])
+    elsewhere = RowWindows.from_edge_index(edges, (7, 7))
+    with pytest.raises(ValueError, match=r"must be on \S+ \(got meta\)|the kernels run on CUDA devices"):
         ops.spmm(elsewhere, torch.randn(7, 4, device="meta"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import runpy
 import sys
@@ -95,10 +95,16 @@ def test_graphgym_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -
         importlib.import_module("graphfuse.graphgym")
 
 
+def lightning() -> Any:
+    """Lightning under the name that PyG's data modules know it by."""
+    found = importlib.util.find_spec("lightning") is not None
+    return pytest.importorskip("lightning.pytorch" if found else "pytorch_lightning")
+
+
 @pytest.mark.filterwarnings("ignore")  # Lightning's, about workers, loggers and torch itself
 def test_lightning(device: torch.device) -> None:
     """Five steps on a whole graph end where those of PyG's layers end."""
-    pl = pytest.importorskip("pytorch_lightning")
+    pl = lightning()
     from torch_geometric.data.lightning import LightningNodeData
 
     class Module(pl.LightningModule):
@@ -127,7 +133,7 @@ def test_lightning(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pytorch_lightning")
+    lightning()
     if not torch.cuda.is_available():
         monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")  # the interpreter would take minutes on 2,708 nodes
     script = str(ROOT / "docs/examples/frameworks/lightning_gat.py")

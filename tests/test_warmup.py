@@ -225,7 +225,7 @@ def test_types_are_matched_by_name(inputs: Inputs) -> None:
     assert all(x_dict[name] is graph[name].x for name in ("user", "item")) and len(x_dict) == 2
     assert all(edge_index[kind] is graph[kind].edge_index for kind in TYPES) and len(edge_index) == 2
     for name in ("HeteroConv", "to_hetero"):
-        graphfuse.warmup(MODELS[name].make(), graph)
+        graphfuse.warmup(MODELS[name].make().to(graph["user"].x.device), graph)
 
 
 def test_what_cannot_be_matched_is_named(inputs: Inputs) -> None:

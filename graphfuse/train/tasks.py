@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -32,11 +33,11 @@ class NodeTask:
 
     def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device) -> None:
         self.config, self.dataset, self.device = config, dataset, device
-        self.graph = _prepared(config, dataset.data)
-        self.graph.target = torch.where(self.graph.train_mask, self.graph.y, IGNORED)
-        self.host = self.graph  # PyG's loaders cut it on the CPU
-        self.graph = self.graph.to(device) if device.type != "cpu" else self.graph
-        self.train_nodes = self.graph.train_mask.nonzero().view(-1)
+        given = _prepared(config, dataset.data)
+        given.target = torch.where(given.train_mask, given.y, IGNORED)
+        self.graph = copy.copy(given).to(device)  # PyG's `to` is in place
+        self.host = given if config.loader == "full" else _bare(given).cpu()  # which PyG's loaders cut
+        self.train_nodes = given.train_mask.nonzero().view(-1).to(device)
         self.in_channels, self.out_channels = self.graph.x.size(1), dataset.num_classes
         self.edge_dim = dataset.edge_dim if config.edge_features else None
         self.masks = torch.stack([self.graph.val_mask, self.graph.test_mask])
@@ -54,7 +55,7 @@ class NodeTask:
             yield from self._neighborhoods(size)
         else:
             parts = math.ceil(int(self.host.num_nodes) / size)
-            for batch in RandomNodeLoader(_bare(self.host), num_parts=parts, shuffle=True):
+            for batch in RandomNodeLoader(self.host, num_parts=parts, shuffle=True):
                 batch.count = int((batch.target != IGNORED).sum())  # here, where nothing waits for a GPU
                 yield batch.to(self.device)
 
@@ -62,9 +63,8 @@ class NodeTask:
         count = self.config.num_neighbors
         batches: Iterable[Data]
         if torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE:
-            batches = NeighborLoader(
-                _bare(self.host), count, self.train_nodes.cpu(), batch_size=size, shuffle=True
-            )
+            seeds = self.train_nodes.cpu()
+            batches = NeighborLoader(self.host, count, seeds, batch_size=size, shuffle=True)
         else:
             order = torch.randperm(self.train_nodes.numel()).to(self.device)
             seed = int(torch.randint(2**31, ()))

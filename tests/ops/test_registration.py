@@ -72,10 +72,13 @@ def test_a_registered_op_finds_what_was_prepared(device: torch.device) -> None:
 
 def test_compile_has_no_graph_break(device: torch.device) -> None:
     windows, _, num_src, _ = build("ragged", device)
-    given = draw(device, torch.float32, x=(num_src, 4), weight=(3, 4))
+    edges = windows.num_edges  # which are weighted in a walk of rows, built on first use
+    given = draw(device, torch.float32, x=(num_src, 4), weight=(3, 4), edge_weight=(edges,))
 
-    def loss(x: Tensor, weight: Tensor) -> Tensor:
-        return ops.spmm_gemm(windows, x * 2, weight, activation="relu").square().sum()
+    def loss(x: Tensor, weight: Tensor, edge_weight: Tensor) -> Tensor:
+        return (
+            ops.spmm_gemm(windows, x * 2, weight, edge_weight=edge_weight, activation="relu").square().sum()
+        )
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"would be built during tracing by torch\.compile"):

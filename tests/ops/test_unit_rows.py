@@ -113,7 +113,7 @@ def test_backward_fills_nothing_with_zeros(device: torch.device) -> None:
     """The lengths have no gradient, which PyTorch would make one of for each backward pass."""
     x, factor, *grads = draw(6, 16, torch.float32, device)
     scaled, unit, _ = unit_rows(x, factor)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         torch.autograd.backward((scaled, unit), grads)
     assert not {"aten::zeros", "aten::zero_", "aten::zeros_like"} & {one.name for one in profile.events()}
 

@@ -1,7 +1,7 @@
 """What holds for every graph: random ones, found and made small by hypothesis.
 
 ``HYPOTHESIS_PROFILE`` chooses how many: ``ci``, about 1,100 that are always the same, or ``nightly``, 10,000
-others, which the properties share as they share those.
+others, which the properties share as they share those. On a GPU run those that need no float64.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 PATHS = ("kernels", "definitions")
 LAWS = ("even", "skewed", "hub", "repeated", "isolated", "loops", "both ways")
 HALF = (torch.float16, torch.bfloat16)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+in_float64 = pytest.mark.skipif(DEVICE.type == "cuda", reason="only the interpreter computes float64")
 
 _SLOW = {"deadline": None, "suppress_health_check": (HealthCheck.too_slow, HealthCheck.data_too_large)}
 settings.register_profile("ci", derandomize=True, database=None, **_SLOW)
@@ -72,12 +75,14 @@ def graphs(draw: st.DrawFn, nodes: int = 12, edges: int = 24, square: bool | Non
     same = draw(st.booleans()) if square is None else square
     num_src = num_dst if same else draw(st.integers(0, nodes))
     if num_src == 0 or num_dst == 0:
-        return Graph(torch.empty(2, 0, dtype=torch.int64), num_src, num_dst)
+        return Graph(torch.empty(2, 0, dtype=torch.int64, device=DEVICE), num_src, num_dst)
     if draw(st.booleans()):
         edge = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1))
         listed = draw(st.lists(edge, max_size=min(edges, 10)))
-        return Graph(torch.tensor(listed, dtype=torch.int64).view(-1, 2).t().contiguous(), num_src, num_dst)
-    return Graph(_by_law(draw, num_src, num_dst, draw(st.integers(1, edges))), num_src, num_dst)
+        edge_index = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t().contiguous()
+    else:
+        edge_index = _by_law(draw, num_src, num_dst, draw(st.integers(1, edges)))
+    return Graph(edge_index.to(DEVICE), num_src, num_dst)
 
 
 def _by_law(draw: st.DrawFn, num_src: int, num_dst: int, count: int) -> Tensor:
@@ -108,7 +113,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def permutation(length: int, seed: int) -> Tensor:
-    return torch.randperm(length, generator=generator_of(seed))
+    return torch.randperm(length, generator=generator_of(seed)).to(DEVICE)
 
 
 class Numbers:
@@ -118,7 +123,7 @@ class Numbers:
         self.generator, self.dtype, self.strided = generator_of(seed), dtype, strided
 
     def __call__(self, *shape: int) -> Tensor:
-        numbers = torch.randn(shape, generator=self.generator).to(self.dtype)
+        numbers = torch.randn(shape, generator=self.generator).to(DEVICE, self.dtype)
         if self.strided and len(shape) > 1:
             # columns of something wider, and rows of something longer
             wide = numbers.new_full((2 * shape[0], *shape[1:-1], shape[-1] + 3), float("nan"))
@@ -162,7 +167,7 @@ def with_gradients(
     results = function(**inputs)
     results = results if isinstance(results, tuple) else (results,)
     generator = generator_of(seed)
-    cotangents = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype) for r in results]
+    cotangents = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) for r in results]
     wanted = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     grads = torch.autograd.grad(results, list(wanted.values()), cotangents, materialize_grads=True)
     found = {f"out{place}": result.detach() for place, result in enumerate(results)}

@@ -18,7 +18,7 @@ from graphfuse.formats import load_windows, save_windows
 from graphfuse.formats import packed as packing
 from graphfuse.formats.reorder import METHODS
 from graphfuse.formats.walk import copies, to_edge_index
-from tests.properties import Graph, examples, graphs, on, permutation, seeds
+from tests.properties import DEVICE, Graph, examples, graphs, on, permutation, seeds
 
 PARTS = ("packed_windows", "packed_rows", "packed_window_edges", "packed_row_edges")
 some_graphs = graphs(nodes=40, edges=120)
@@ -46,12 +46,12 @@ def test_both_walks_are_the_matrix(graph: Graph, slices: bool, method: str) -> N
             assert view.shape == (num_dst, num_src) and view.num_edges == graph.num_edges
             for w in (view.walk(), view.row_walk()):
                 assert torch.equal(Graph(to_edge_index(w), num_src, num_dst).dense(), dense)
-                covered = torch.zeros(w.num_entries, dtype=torch.int64)
+                covered = torch.zeros(w.num_entries, dtype=torch.int64, device=DEVICE)
                 for _, begin, end, _ in w.tasks.tolist():
                     covered[begin:end] += 1
                 assert covered.eq(1).all() or w.height == 1
             assert torch.equal(view.edges_per_row(), dense.sum(1))
-            loops = torch.zeros(num_dst, dtype=torch.int64)
+            loops = torch.zeros(num_dst, dtype=torch.int64, device=DEVICE)
             loops[: min(dense.shape)] = dense.diagonal()
             assert torch.equal(view.loops_per_row(), loops)
         assert windows.symmetric is (graph.num_src == graph.num_dst and torch.equal(wanted, wanted.t()))
@@ -62,9 +62,9 @@ def test_both_walks_are_the_matrix(graph: Graph, slices: bool, method: str) -> N
 @examples(60)
 @given(graph=some_graphs, method=orders)
 def test_edge_orders_lead_to_the_callers_edges(graph: Graph, method: str) -> None:
-    windows, number = windows_of(graph, method), torch.arange(graph.num_edges)
+    windows, number = windows_of(graph, method), torch.arange(graph.num_edges, device=DEVICE)
     seen: dict[tuple[int, ...], int] = defaultdict(int)
-    copy_of = torch.zeros(graph.num_edges, dtype=torch.int64)
+    copy_of = torch.zeros(graph.num_edges, dtype=torch.int64, device=DEVICE)
     for place, edge in enumerate(map(tuple, graph.edge_index.t().tolist())):
         copy_of[place], seen[edge] = seen[edge], seen[edge] + 1
     for view, edges in ((windows, graph.edge_index), (windows.transpose(), graph.edge_index.flip(0))):
@@ -79,7 +79,7 @@ def test_edge_orders_lead_to_the_callers_edges(graph: Graph, method: str) -> Non
                 continue
             bits = torch.ones_like(walk.column) if order.ptr is None else torch.diff(order.ptr)
             assert torch.equal(copy_of[perm], torch.repeat_interleave(counted.long(), bits.long()))
-    last = torch.full((graph.num_dst,), -1)
+    last = torch.full((graph.num_dst,), -1, device=DEVICE)
     for place, (src, dst) in enumerate(graph.edge_index.t().tolist()):
         last[dst] = place if src == dst else last[dst]
     assert torch.equal(windows.last_loop(), last)
@@ -109,14 +109,23 @@ def test_integers_of_any_size_and_copies_of_any_kind(graph: Graph, dtype: torch.
     windows = complete(graph, method)
     other = RowWindows.from_edge_index(graph.edge_index.to(dtype), graph.size, method)
     assert other.fingerprint == windows.fingerprint
-    travelled = [windows.clone(), copy.copy(windows), copy.deepcopy(windows), windows.to("cpu"), other]
+    travelled = [
+        windows.clone(),
+        copy.copy(windows),
+        copy.deepcopy(windows),
+        windows.to("cpu").to(DEVICE),
+        other,
+    ]
     travelled += [pickle.loads(pickle.dumps(windows))]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.safetensors"
         save_windows(path, windows)
-        travelled += [load_windows(path), load_windows(path, edge_index=graph.edge_index)]
+        travelled += [
+            load_windows(path).to(DEVICE),
+            load_windows(path, edge_index=graph.edge_index).to(DEVICE),
+        ]
         save_windows(path, windows.transpose(), edge_list=False)
-        travelled += [load_windows(path, edge_index=graph.edge_index).transpose()]
+        travelled += [load_windows(path, DEVICE, graph.edge_index).transpose()]
     for copied in travelled:
         assert all(torch.equal(getattr(copied, part), getattr(windows, part)) for part in PARTS)
         assert torch.equal(copied.edge_index().long(), graph.edge_index)
@@ -151,13 +160,16 @@ def test_validate_misses_no_change(graph: Graph, data: st.DataObject) -> None:
 @given(data=st.data(), size=st.sampled_from([16, 32]))
 def test_blocks_are_dense(data: st.DataObject, size: int) -> None:
     block = st.tuples(st.integers(0, 2), st.integers(0, 3))
-    blocks = torch.tensor(data.draw(st.lists(block, max_size=4)), dtype=torch.int64).view(-1, 2).t()
+    drawn = torch.tensor(data.draw(st.lists(block, max_size=4)), dtype=torch.int64)
+    blocks = drawn.view(-1, 2).t().to(DEVICE)
     windows = RowWindows.from_blocks(blocks[0], blocks[1], size, (3 * size, 4 * size)).validate()
-    counts = torch.zeros(3, 4, dtype=torch.int64).index_put_(tuple(blocks), torch.tensor(1), accumulate=True)
-    wanted = torch.kron(counts, torch.ones(size, size, dtype=torch.int64))
+    one = torch.ones((), dtype=torch.int64, device=DEVICE)
+    counts = torch.zeros(3, 4, dtype=torch.int64, device=DEVICE)
+    counts.index_put_(tuple(blocks), one, accumulate=True)
+    wanted = torch.kron(counts, torch.ones(size, size, dtype=torch.int64, device=DEVICE))
     assert torch.equal(Graph(windows.to_edge_index(), 4 * size, 3 * size).dense(), wanted)
     src, dst = windows.edge_index()
-    number = torch.arange(windows.num_edges)
+    number = torch.arange(windows.num_edges, device=DEVICE)
     element = number % size**2
     assert torch.equal(dst, blocks[0][number // size**2] * size + element // size)
     assert torch.equal(src, blocks[1][number // size**2] * size + element % size)

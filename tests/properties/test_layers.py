@@ -15,6 +15,7 @@ from torch import Tensor
 import graphfuse
 from graphfuse.nn._dispatch import path_taken
 from tests.properties import (
+    DEVICE,
     Graph,
     Numbers,
     Pool,
@@ -22,6 +23,7 @@ from tests.properties import (
     assert_same_numbers,
     examples,
     graphs,
+    in_float64,
     permutation,
     seeds,
     walking,
@@ -106,6 +108,7 @@ def cases(
         theirs = getattr(pyg, name)(*channels, **options).to(dtype)
         for parameter in theirs.parameters():
             torch.nn.init.uniform_(parameter, -1.0, 1.0)
+        theirs = theirs.to(DEVICE)
     numbers = Numbers(seed, dtype, flag())
     nodes = (numbers(graph.num_src, width),)
     nodes += (numbers(graph.num_dst, width + 1),) if pair else ()
@@ -117,6 +120,7 @@ def cases(
     return Case(theirs, graph, nodes, values)
 
 
+@in_float64
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_pygs(name: str) -> None:
     @examples(8)
@@ -163,6 +167,7 @@ def test_another_order_of_edges_gives_the_same_bits() -> None:
         examples(8)(given(case=drawn, seed=seeds, rows=st.booleans())(check))()
 
 
+@in_float64
 @examples(12)
 @given(case=cases(), seed=seeds)
 def test_nodes_may_be_renamed(case: Case, seed: int) -> None:
@@ -200,6 +205,7 @@ def state_of(model: torch.nn.Module) -> list[Any]:
     return kept
 
 
+@in_float64
 @examples(15)
 @given(drawn=st.lists(cases(), min_size=1, max_size=2), data=st.data())
 def test_convert_and_back_changes_nothing(drawn: list[Case], data: st.DataObject) -> None:

@@ -28,6 +28,7 @@ from tests.properties import (
     examples,
     generator_of,
     graphs,
+    in_float64,
     on,
     permutation,
     seeds,
@@ -133,6 +134,7 @@ def run_examples(path: str, check: Callable[..., None], count: float = 1.0, **st
     examples(max(2, int(count * COUNTS[path])))(given(**strategies)(check))()
 
 
+@in_float64
 @pytest.mark.parametrize("name", OPS)
 @both_paths
 def test_an_op_is_its_definition(path: str, name: str) -> None:
@@ -181,6 +183,7 @@ def test_another_order_of_edges_gives_the_same_bits(path: str) -> None:
             run_examples(path, check, 0.3, case=drawn, seed=seeds, rows=st.booleans())
 
 
+@in_float64
 @both_paths
 def test_nodes_may_be_renamed(path: str) -> None:
     def check(case: Case, seed: int) -> None:
@@ -239,6 +242,7 @@ def test_nodes_may_be_renamed(path: str) -> None:
     run_examples(path, check, 1.5, case=cases(), seed=seeds)
 
 
+@in_float64
 @both_paths
 def test_spmm_is_linear_and_its_transpose_its_adjoint(path: str) -> None:
     def check(graph: Graph, dim: int, seed: int, weighted: bool) -> None:
@@ -262,6 +266,7 @@ def test_spmm_is_linear_and_its_transpose_its_adjoint(path: str) -> None:
     run_examples(path, check, **drawn)
 
 
+@in_float64
 @pytest.mark.parametrize("name", ["attention_weights", "gat_attention_weights", "gatv2_attention_weights"])
 @both_paths
 def test_weights_of_a_receiver_sum_to_one(path: str, name: str) -> None:

@@ -209,12 +209,13 @@ def test_another_run_is_refused(saved: Path) -> None:
     refused(
         saved, r"wanted lr=0.5, seed=3 \(got lr=0.01, seed=0\); give the settings", settings(lr=0.5, seed=3)
     )
-    found, numbers = checkpoint.read(saved, settings(), "cpu")
-    with pytest.raises(ValueError, match=r"another device: wanted cuda \(got cpu\); go on where it ran"):
-        checkpoint.read(saved, settings(), "cuda")
-    same = dataclasses.replace(settings(), device="cpu")  # auto was the CPU
-    if not torch.cuda.is_available():
-        loop.train(same, nodes(), False, Checkpoints(resume=saved))
+    here, elsewhere = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
+    found, numbers = checkpoint.read(saved, settings(), here)
+    message = rf"another device: wanted {elsewhere} \(got {here}\); go on where it ran"
+    with pytest.raises(ValueError, match=message):
+        checkpoint.read(saved, settings(), elsewhere)
+    same = dataclasses.replace(settings(), device="cuda:0" if here == "cuda" else here)  # what auto was
+    loop.train(same, nodes(), False, Checkpoints(resume=saved))
     assert numbers["lr"] == [0.01, 0.01] and len(found["history"]) == 2
 
 

@@ -32,11 +32,13 @@ def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SPARSE", False)
 
 
-def seeds(batches: Iterator[Data], graph: Data) -> list[int]:
+def seeds(task: tasks.NodeTask) -> list[int]:
     """The nodes that an epoch trains on, found by their features, which differ."""
-    graph.x = torch.rand(graph.x.shape)
+    graph = task.graph
+    graph.x = torch.rand_like(graph.x)
+    task.host.x = graph.x.cpu()
     found = []
-    for batch in batches:
+    for batch in task.batches():
         trained = batch.x[batch.target != tasks.IGNORED]
         places = (trained[:, None] == graph.x).all(2).nonzero()[:, 1]
         assert torch.equal(batch.target[batch.target != tasks.IGNORED], graph.y[places])
@@ -47,7 +49,7 @@ def seeds(batches: Iterator[Data], graph: Data) -> list[int]:
 @pytest.mark.parametrize("given", [NEIGHBOR, RANDOM], ids=["neighbor", "random_node"])
 def test_an_epoch_trains_on_each_node_once(given: dict[str, Any], no_libraries: None) -> None:
     found = task(settings(**given))
-    orders = [seeds(found.batches(), found.graph) for _ in range(3)]
+    orders = [seeds(found) for _ in range(3)]
     wanted = found.graph.train_mask.nonzero().view(-1).tolist()
     assert all(sorted(order) == wanted for order in orders)
     assert orders[0] != orders[1] != orders[2]  # shuffled
@@ -63,6 +65,15 @@ def test_neighbourhoods_have_the_seeds_first(no_libraries: None) -> None:
         assert (batch.target[: batch.batch_size] != tasks.IGNORED).all()
         assert (batch.target[batch.batch_size :] == tasks.IGNORED).all()
         assert batch.num_nodes > batch.batch_size
+
+
+def test_parts_are_cut_on_the_cpu_for_any_device() -> None:
+    dataset = nodes()
+    found = tasks.NodeTask(settings(**RANDOM), dataset, torch.device("meta"))
+    assert found.graph.x.is_meta and found.train_nodes.is_meta and not dataset.data.x.is_meta
+    batches = list(found.batches())
+    assert all(batch.x.is_meta and batch.edge_index.is_meta for batch in batches)
+    assert sum(batch.num_nodes for batch in batches) == 30 and sum(batch.count for batch in batches) == 10
 
 
 def test_pygs_sampler_is_taken_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
 """GAT under PyTorch Lightning, which moves the graph at every step and its row windows with it.
 
 Run: python docs/examples/frameworks/lightning_gat.py [--dataset cora] [--epochs 200]
-Needs pytorch-lightning. Without Cora's files or network it trains on a generated graph of that size.
+Needs lightning or pytorch-lightning. Without Cora's files or network it trains on a graph that it makes.
 """
 
 import argparse
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch_geometric.data.lightning import LightningNodeData
@@ -14,6 +13,11 @@ from torch_geometric.data.lightning import LightningNodeData
 from graphfuse.nn import GATConv
 from graphfuse.train.datasets import DatasetError, load
 from graphfuse.transforms import ToRowWindows
+
+try:  # in PyG's order: a trainer takes the data of no other package
+    import lightning.pytorch as pl
+except ImportError:
+    import pytorch_lightning as pl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--dataset", default="cora", help="see graphfuse train --list")
