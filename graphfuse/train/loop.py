@@ -329,11 +329,13 @@ def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
     Args:
         step: Launches the same work on every call and never waits for the GPU once it is warm. Tensors that
             it reads keep their place: new inputs are written into them. An optimizer must be ``capturable``.
+            If it has a backward pass, no result of an earlier forward pass with gradients may still be there.
         warmup: Calls that come first, on a stream of their own; they build what is built on first use (row
             windows, compiled kernels, the optimizer's state) and change what ``step`` changes.
 
     Raises:
-        RuntimeError: there is no GPU.
+        RuntimeError: there is no GPU, or the step cannot be captured. Then nothing is, and streams and random
+            numbers are as before.
     """
     if not torch.cuda.is_available():
         raise RuntimeError("capturing a CUDA graph needs a GPU (got none); call `step` itself")
@@ -342,13 +344,32 @@ def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
     with torch.cuda.stream(stream):
         for _ in range(warmup):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
+    current = torch.cuda.current_stream()
+    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
+    try:
+        with torch.cuda.graph(graph):
+            result = step()
+    except Exception as error:
+        _leave_capture(current)
+        if "legacy stream" in f"{error} {error.__context__}":
+            raise RuntimeError(
+                "`step` must not meet an earlier forward pass, to whose stream gradients go (got results of "
+                "one, such as `out` or `loss`, that are still there); delete or detach them before"
+            ) from error
+        raise
 
     def replay(kept: Callable[[], T] = step) -> T:  # replay reads the memory that the step holds
         graph.replay()
         return result
 
     return replay
+
+
+def _leave_capture(stream: torch.cuda.Stream) -> None:
+    # After one that failed PyTorch stays on the capture's stream, and its generator draws in captures alone,
+    # until one ends as it should.
+    torch.cuda.set_stream(stream)
+    number = torch.zeros(1, device=stream.device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        number.add_(1)

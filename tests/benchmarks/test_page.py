@@ -271,7 +271,9 @@ def test_lines_of_a_real_training(results: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")  # the interpreter is slow
     monkeypatch.setattr(datasets, "load", lambda *_: nodes())
     path = results / "gpu/train_small_gcn.jsonl"
-    found, runs = report.run(settings(lr=0.1, epochs=4, target=20.0), 4, True, None, False, results=path)
+    found, runs = report.run(
+        settings(lr=0.1, epochs=4, target=20.0, device="cpu"), 4, True, None, False, results=path
+    )
     text = written(results)
     p_value = re.findall(r"\| ([^|]*) \| cpu, ", lines_with(text, "| accuracy |")[0])[0]
     expected = found["p_value"]

@@ -65,19 +65,19 @@ def test_rows_are_of_their_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert profile.main(arguments) == 1
 
 
-def test_launches_are_counted_by_case(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launches_are_counted_by_case(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
     plan = [{"graph": "cora", "shape": 1}, {"graph": "cora", "shape": 2}]
-    windows = RowWindows.from_edge_index(torch.tensor([[0, 1], [1, 0]]), (2, 2))
+    windows = RowWindows.from_edge_index(torch.tensor([[0, 1], [1, 0]], device=device), (2, 2))
 
     def provider(times: int) -> Prepared:
         def call() -> None:
             for _ in range(times):
-                ops.spmm(windows, torch.ones(2, 4))
+                ops.spmm(windows, torch.ones(2, 4, device=device))
 
         return Prepared(call, list, "-", {})
 
     def problem(graph: str, shape: int) -> Problem:
-        return Problem({}, shape, torch.device("cpu"), lambda results: None)
+        return Problem({}, shape, device, lambda results: None)
 
     bench = mock.Mock(problem=problem, providers={"graphfuse": provider})
     profile.call(bench, plan, ["_spmm_row_kernel", "_spmm_window_kernel"])

@@ -268,6 +268,34 @@ def test_a_capture_returns_what_its_step_returns() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+def test_a_capture_that_fails_leaves_no_trace() -> None:
+    layer, x = torch.nn.Linear(8, 4).cuda(), torch.randn(16, 8, device="cuda")
+
+    def step() -> torch.Tensor:
+        layer.zero_grad()
+        loss = torch.nn.functional.dropout(layer(x), 0.5).sum()
+        loss.backward()
+        return loss.detach()
+
+    earlier = loop.captured(lambda: torch.rand(3, device="cuda"))
+    kept, stream = layer(x).sum(), torch.cuda.current_stream()
+    kept.backward()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"`step` must not meet .* delete or detach them before"):
+            loop.captured(step)
+        with pytest.raises(ZeroDivisionError):
+            loop.captured(lambda: 1 // (0 if torch.cuda.is_current_stream_capturing() else 1))
+        assert torch.cuda.current_stream() == stream
+        drawn = [torch.rand(3, device="cuda"), earlier().clone(), torch.rand(3, device="cuda")]
+        assert len({*map(tuple, torch.stack(drawn).tolist())}) == 3
+    del kept
+    replay = loop.captured(step)
+    losses = [replay().item() for _ in range(4)]
+    assert len(set(losses)) == 4  # other numbers are dropped each time
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize("given", [{}, {"schedule": "cosine", "dtype": "fp16", "clip_norm": 1.0}])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_captured_run_is_the_eager_one(model: str, given: dict[str, Any]) -> None:
