@@ -277,6 +277,10 @@ def test_a_capture_that_fails_leaves_no_trace() -> None:
         loss.backward()
         return loss.detach()
 
+    def wrong() -> torch.Tensor:
+        capturing = torch.cuda.is_current_stream_capturing()
+        return torch.rand(1, device="cuda") * (1 // (not capturing))
+
     earlier = loop.captured(lambda: torch.rand(3, device="cuda"))
     kept, stream = layer(x).sum(), torch.cuda.current_stream()
     kept.backward()
@@ -284,7 +288,7 @@ def test_a_capture_that_fails_leaves_no_trace() -> None:
         with pytest.raises(RuntimeError, match=r"`step` must not meet .* delete or detach them before"):
             loop.captured(step)
         with pytest.raises(ZeroDivisionError):
-            loop.captured(lambda: 1 // (0 if torch.cuda.is_current_stream_capturing() else 1))
+            loop.captured(wrong)
         assert torch.cuda.current_stream() == stream
         drawn = [torch.rand(3, device="cuda"), earlier().clone(), torch.rand(3, device="cuda")]
         assert len({*map(tuple, torch.stack(drawn).tolist())}) == 3
