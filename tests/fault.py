@@ -18,6 +18,8 @@ KINDS = (
     "stale record",
     "unguarded value",
     "unchecked file",
+    "wrong device",
+    "state left behind",
 )
 
 

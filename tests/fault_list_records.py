@@ -95,4 +95,23 @@ OF_RECORDS = (
         "same = True",
         select("nn/test_sparse_features", "until_they_are_stale"),
     ),
+    Fault(
+        "moved-graph",
+        "wrong device",
+        "the graph that loaders cut on the CPU goes to the device with the copy of it",
+        "train/tasks.py",
+        "copy.copy(given).to(device)",
+        "given.to(device)",
+        select("train/test_minibatch", "cut_on_the_cpu"),
+    ),
+    Fault(
+        "failed-capture",
+        "state left behind",
+        "after a capture that failed PyTorch's generator draws in captures alone",
+        "train/loop.py",
+        "        _leave_capture(current)\n",
+        "",
+        select("train/test_train", "capture_that_fails"),
+        gpu=True,
+    ),
 )
