@@ -153,14 +153,18 @@ def test_rounding_of_all_examples_together(dtype: torch.dtype) -> None:
 def test_another_order_of_edges_gives_the_same_bits() -> None:
     def check(case: Case, seed: int, rows: bool) -> None:
         ours, order = ours_of(case.theirs), permutation(case.graph.num_edges, seed)
+        # PyTorch rounds a row of a product by its place among the others: here nothing has to be rounded
+        maps = [weight for name, weight in ours.named_parameters() if "lin_edge" in name]
+        for exact in [*maps, case.edges["edge_attr"]] if maps else []:
+            exact.detach().mul_(8).round_().div_(8)
         moved = {name: tensor.detach()[order] for name, tensor in case.edges.items()}
         with walking(rows):
             here, there = case.run(ours), case.run(ours, case.graph.in_order(order), moved)
         for name in case.edges:
             there[f"d{name}"] = torch.empty_like(there[f"d{name}"]).index_copy_(0, order, there[f"d{name}"])
-        # what is a sum over all edges, a gradient of the map of their features, is summed in their order
-        of_all = {name for name in here if "lin_edge" in name or name == "datt_edge"}
-        assert_equal(*({name: one[name] for name in one if name not in of_all} for one in (here, there)))
+        # gradients of the map of their features are products, or sums over all edges in their order
+        of_map = {name for name in here if "lin_edge" in name or name in ("datt_edge", "dedge_attr")}
+        assert_equal(*({name: one[name] for name in one if name not in of_map} for one in (here, there)))
 
     for distinct in (True, False):
         drawn = cases(dtype=torch.float32, edges=None if distinct else False, distinct=distinct)
