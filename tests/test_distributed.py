@@ -70,6 +70,10 @@ def work(rank: int, backend: str, folder: str) -> None:
 def test_two_processes_equal_one(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, so that the processes start once."""
     if backend == "gloo":  # the kernels in the interpreter, wherever this runs
+        from tests.interpreter import runs
+
+        if not runs():
+            pytest.skip("the interpreter of triton 3.6 needs NumPy older than 2.4")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     torch.multiprocessing.spawn(work, (backend, str(tmp_path)), RANKS)
