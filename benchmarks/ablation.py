@@ -27,7 +27,7 @@ from graphfuse.nn import _whole, transformer_conv
 _GRAPHS = ("reddit", "ego-twitter", "uniform-2.4m-124m")
 _MODES = ("fwd", "fwd+bwd")
 _IN = 128  # features before the projections
-_NEVER_CUT = 1 << 26  # entries; a multiple of the step of slices, as a record wants it
+_NEVER_CUT = 1 << 26  # entries, a multiple of the step of slices; the quick build has 16 times that in int32
 
 Inputs = attention.Inputs | spmm.Inputs
 Patch = tuple[Any, str, Any]  # a module, the attribute, and what is put in its place

@@ -41,7 +41,7 @@ print(seconds, *[name for name in heavy if name in set(sys.modules) - before])
     assert fastest < 0.3
 
 
-def test_without_triton_everything_runs_on_the_cpu() -> None:  # where a GPU is, `doctor` would miss it
+def test_without_triton_everything_runs_on_the_cpu() -> None:
     code = """
 import sys
 sys.modules["triton"] = None
@@ -59,7 +59,7 @@ y.sum().backward()
 from graphfuse.cli import main
 assert main(["doctor"]) == 0
 """
-    out = python(code, CUDA_VISIBLE_DEVICES="")
+    out = python(code, CUDA_VISIBLE_DEVICES="")  # for a GPU `doctor` would miss triton
     assert out.count("GCNConv is not fused: the tensors are on the CPU") == 1
     assert "all well" in out
 

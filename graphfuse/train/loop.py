@@ -334,8 +334,8 @@ def captured(step: Callable[[], T], warmup: int = 3) -> Callable[[], T]:
             windows, compiled kernels, the optimizer's state) and change what ``step`` changes.
 
     Raises:
-        RuntimeError: there is no GPU, or the step cannot be captured. Then nothing is, and streams and random
-            numbers are as before.
+        RuntimeError: there is no GPU, or the step cannot be captured. Then nothing is, the current stream is
+            what it was, and random numbers can be drawn.
     """
     if not torch.cuda.is_available():
         raise RuntimeError("capturing a CUDA graph needs a GPU (got none); call `step` itself")

@@ -143,6 +143,7 @@ def test_rounding_of_all_examples_together(dtype: torch.dtype) -> None:
     def check(case: Case) -> None:
         ours, exact = ours_of(case.theirs), copy.deepcopy(case.theirs).double()
         found = [case.run(layer) for layer in (ours, case.theirs, exact)]
+        assert path_taken(ours) == [], path_taken(ours)
         pools[type(case.theirs).__name__].add(*found)
 
     check()
@@ -160,6 +161,7 @@ def test_another_order_of_edges_gives_the_same_bits() -> None:
         moved = {name: tensor.detach()[order] for name, tensor in case.edges.items()}
         with walking(rows):
             here, there = case.run(ours), case.run(ours, case.graph.in_order(order), moved)
+        assert path_taken(ours) == [], path_taken(ours)
         for name in case.edges:
             there[f"d{name}"] = torch.empty_like(there[f"d{name}"]).index_copy_(0, order, there[f"d{name}"])
         # gradients of the map of their features are products, or sums over all edges in their order
