@@ -101,7 +101,7 @@ def _draw(
 def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool, dtype: torch.dtype) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
-        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, dtype)
+        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, False, dtype)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
 
 

@@ -23,8 +23,6 @@ _CACHED_BYTES = 48_000_000
 _FULL = 4224
 # Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
 _COPIED = 1 << 17
-# Edges of a column entry up to which windows of GAT's attention have much to skip; swept up to 2.1.
-_FEW = 3
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 
@@ -210,7 +208,6 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     ``rows`` is the group of heads, a row of 64 features where heads are narrow. Half precision is spared the
     running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
     and of keys that are ``scaled`` values but for one load; not where there is hardly more than a first step.
-    Five stages load two steps ahead.
     """
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
@@ -319,25 +316,20 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
 
 
 def gat_prefers_rows(
-    num_rows: int,
-    num_cols: int,
-    num_edges: int,
-    num_entries: int,
-    heads: int,
-    dim: int,
-    trained: bool,
-    dtype: torch.dtype,
-) -> bool:
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
+    dropout: bool, dtype: torch.dtype,
+) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
     For the reasons of dot-product attention, and where heads are narrower than a sector. In inference, where
-    windows need no exponential of a score, half a sector is enough; in training several heads of one do not.
+    windows need no exponential of a score, half a sector is enough; in training several heads of one are not
+    where windows share few columns, which with ``dropout``, drawn for 16 rows an entry, most do.
     """
     sector = dim * dtype.itemsize
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
-    if sector == 32 and heads > 1 and trained and num_edges <= _FEW * num_entries:
+    if sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries:
         return True
     return attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
 
@@ -346,8 +338,8 @@ def gat_prefers_rows(
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with a guess at the maxima, wide heads if there is more than a first
-    step. Several heads, or 64 features, with their ``tilted`` sums need all registers, if tasks are not tiny.
+    Forward without dropout makes do with a guess at the maxima, if there is more than a first step. With
+    ``tilted`` sums a warp wants all registers for a head of 128 features, or for four that share a gather.
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
@@ -357,16 +349,25 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
             step, stages = (16, 5) if backward or tilted else (32, 2)
             return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
         return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
-    if inference and heads > 1 and width == 16:
-        block, stages, group = (8, 3, 4 if heads > 2 else 2) if dim <= 8 else (16, 5, 2)
-        return Config(block, 32, stages, 1, rows=group, registers=168, guess=True)
+    if heads > 1 and width == 16 and not dropout and (inference or dim > 8):
+        block, stages, group = power_of_two(dim, 8), 5 if tilted else 3, 4 if heads > 2 else 2
+        most = 168 if inference else None
+        return Config(block, 32, stages, 1, rows=group, registers=most, guess=guess or inference)
     if width > 64:
-        return Config(width, 32, 2, 2 if width <= 128 and dim % 8 == 0 else 4, guess=guess)
+        if width > 128 or dim % 8 != 0:
+            return Config(width, 32, 2, 4, guess=guess)
+        if (dropout and tilted) or (inference and tiny):
+            return Config(width, 16, 2, 1)
+        most = None if tilted or dropout else 168 if backward else 224
+        return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
+    if group == 1:
+        few = width == 64 and inference and load is Load.FEW
+        most = 168 if few or (tilted and (dropout or width == 64)) else 128
+        if width == 16:
+            most = None if dropout or tilted else 168
+        return Config(width, 32, 3, 1, registers=most, guess=guess)
     if dropout:
         return Config(width, 32, 3, 1, rows=1 if backward else group)
-    if group == 1:
-        registers = 128 if width == 32 else None if tilted else 168
-        return Config(width, 32, 3, 1, rows=group, registers=registers, guess=guess)
     return Config(width, 32, 3 if backward else 5, 1, rows=group, guess=guess)
 
 

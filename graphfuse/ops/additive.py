@@ -192,11 +192,11 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
 def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     """Whether rows are walked, and whether the order of the edges is needed."""
     # slope, dropout, self_loops, v2, tilted; own, other, x, edge
-    _, _, _, v2, tilted, _, _, x, edge, *_ = arguments
+    _, dropout, _, v2, tilted, _, _, x, edge, *_ = arguments
     with_edges, (_, heads, dim) = edge is not None, x.shape
     # the window kernel reads numbers of the first source, so there has to be one
     rows = v2 or with_edges or sizes[1] == 0
-    return rows or launch.gat_prefers_rows(*sizes, heads, dim, tilted, x.dtype), with_edges
+    return rows or launch.gat_prefers_rows(*sizes, heads, dim, tilted, dropout > 0, x.dtype), with_edges
 
 
 @functools.cache
