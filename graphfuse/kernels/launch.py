@@ -329,9 +329,8 @@ def gat_prefers_rows(
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
-    if sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries:
-        return True
-    return attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
+    skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
+    return skips or attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
 
 
 @functools.cache
@@ -361,10 +360,10 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         most = None if tilted or dropout else 168 if backward else 224
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
-        few = width == 64 and inference and load is Load.FEW
-        most = 168 if few or (tilted and (dropout or width == 64)) else 128
-        if width == 16:
-            most = None if dropout or tilted else 168
+        draws = dropout and not tiny and (tilted or backward)
+        wide = None if draws else 168 if tilted or (inference and load is Load.FEW) else 128
+        half, narrow = 168 if dropout and tilted else 128, None if dropout or tilted else 168
+        most = {16: narrow, 32: half, 64: wide}[width]
         return Config(width, 32, 3, 1, registers=most, guess=guess)
     if dropout:
         return Config(width, 32, 3, 1, rows=1 if backward else group)
