@@ -229,7 +229,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
     if width <= 128 and dim % 8 == 0:
-        return Config(width, 32, 2 if dropout or scaled else 3, 2 if dropout else 1, guess=guess)
+        return Config(width, 32, 2 if scaled else 3, 1, guess=guess)
     return Config(width, 32, 2, 4, guess=guess)
 
 
