@@ -334,7 +334,7 @@ def cases() -> Iterator[Case]:
             yield from sampled_product(dtype, dim)
         for heads, dim in ((1, 64), (1, 128), (1, 256), (4, 32), (8, 16), (3, 100)):
             yield from sparse_attention(dtype, heads, dim)
-        for heads, dim in ((1, 64), (4, 32), (8, 8), (3, 100)):
+        for heads, dim in ((1, 64), (1, 128), (4, 32), (8, 8), (8, 16), (3, 100)):
             yield from additive_attention(dtype, heads, dim)
         for heads, dim, edge_dim in ((1, 64, 0), (3, 100, 0), (8, 128, 128)):
             yield from joined_slices(dtype, heads, dim, edge_dim)
