@@ -360,7 +360,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         most = None if tilted or dropout else 168 if backward else 224
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
-        draws = dropout and not tiny and (tilted or backward)
+        draws = dropout and (backward or (tilted and not tiny))
         wide = None if draws else 168 if tilted or (inference and load is Load.FEW) else 128
         half, narrow = 168 if dropout and tilted else 128, None if dropout or tilted else 168
         most = {16: narrow, 32: half, 64: wide}[width]
