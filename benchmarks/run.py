@@ -32,7 +32,7 @@ from benchmarks import row_windows as row_windows
 from benchmarks import spmm as spmm
 from benchmarks import transformer_step as transformer_step
 from benchmarks.bench import REGISTRY, Bench, Case, Record, machine, to_json
-from benchmarks.cases import fits
+from benchmarks.cases import add_only, fits, nothing_fits
 from benchmarks.rows import describe, recorded_peers
 
 _RESULTS = Path(__file__).parent / "results"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--also", nargs="+", default=(), metavar="PROVIDER", help=f"of {', '.join(compiled.ALSO)}"
     )
-    parser.add_argument("--only", nargs="+", default=(), metavar="AXIS=VALUE", help="of the cases")
+    add_only(parser)
     parser.add_argument(
         "--alone", action="store_true", help="graphfuse and the floor; to <gpu>/floors.jsonl by default"
     )
@@ -65,12 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strange:
         parser.error(f"there is no provider {', '.join(strange)}; there are {', '.join(compiled.ALSO)}")
     benches = [compiled.extended(REGISTRY[name], given.also) for name in given.names or REGISTRY]
-    plan = [
-        (bench, case)
-        for bench in benches
-        for case in bench.cases(given.graphs, given.quick)
-        if fits(case, given.only)
-    ]
+    cases = [(bench, case) for bench in benches for case in bench.cases(given.graphs, given.quick)]
+    plan = [(bench, case) for bench, case in cases if fits(case, given.only)]
+    if not plan:
+        names = ", ".join(bench.name for bench in benches)
+        parser.error(nothing_fits(names, [case for _, case in cases], given.only))
     rows = [
         f"{bench.name} {case.get('graph', '')}" for bench, case in plan for _ in _asked(bench, given.alone)
     ]
