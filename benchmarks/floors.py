@@ -7,8 +7,11 @@ launch configurations the fastest counts. The matrices that must be streamed are
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,6 +26,7 @@ from graphfuse.kernels.tiles import load_task
 
 _COPIED_BYTES = 2**30
 _SWEEP_SECONDS, _SECONDS = 0.004, 0.05
+_measured = contextvars.ContextVar("_measured", default=True)
 
 
 class Config(NamedTuple):
@@ -136,9 +140,19 @@ def gather_by_task_ms(windows: RowWindows, row_bytes: int) -> float | None:
     return time_ms
 
 
+@contextlib.contextmanager
+def unmeasured() -> Iterator[None]:
+    """Within, no gather is timed, and no floor known: a sweep compares configurations with one another."""
+    token = _measured.set(False)
+    try:
+        yield
+    finally:
+        _measured.reset(token)
+
+
 def _gathers(windows: RowWindows, rows: bool, row_bytes: int) -> tuple[float, list[Config]] | None:
     """The time of the fastest gather, and the configurations, fastest first."""
-    if row_bytes < 4 or row_bytes & (row_bytes - 1) or windows.num_entries == 0:
+    if row_bytes < 4 or row_bytes & (row_bytes - 1) or windows.num_entries == 0 or not _measured.get():
         return None
 
     def measure() -> tuple[float, list[Config]]:

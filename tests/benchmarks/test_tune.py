@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import tune
+from benchmarks import bench, floors, graphs, tune
 from graphfuse.kernels import launch
 
 CASE = ("--graphs", "tiny", "--only", "shape=4x32", "dtype=bfloat16", "mode=fwd")
@@ -29,6 +30,22 @@ def test_every_combination_is_timed_beside_the_table(
     assert all(row["p50_ms"] > 0 and row["function"] == "attention_window" for row in rows)
     assert [row["change"] for row in rows] == wanted
     assert "as it is" in capsys.readouterr().out
+
+
+def test_no_floor_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def problem(**case: Any) -> Any:
+        asked.append(floors.gather_ms(graphs.load("tiny", bench.device()).windows, False, 64))
+        return found(**case)
+
+    found, watched = bench.REGISTRY["attention"].problem, copy.copy(bench.REGISTRY["attention"])
+    object.__setattr__(watched, "problem", problem)
+    monkeypatch.setitem(bench.REGISTRY, "attention", watched)
+    monkeypatch.setattr(floors, "_time", lambda *gather: 1.0)
+    code, rows = sweep(tmp_path, "attention", "attention_window", *CASE, "--vary", "step=16")
+    assert code == 0 and asked == [None] and not any("floor_ms" in row for row in rows)
+    assert floors.gather_ms(graphs.load("tiny", bench.device()).windows, False, 64) == 1.0
 
 
 def test_a_change_reaches_its_calls_alone() -> None:
