@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bench import REGISTRY, Case
@@ -46,15 +46,15 @@ def fits(case: Case, only: Mapping[str, str]) -> bool:
     return all(as_text(case.get(axis)) in values.split(",") for axis, values in only.items())
 
 
-def nothing_fits(name: str, cases: Iterable[Case], only: Mapping[str, str]) -> str:
-    """What to say if no case of a benchmark fits: which values there are."""
-    cases = list(cases)
+def nothing_fits(name: str, cases: Sequence[Case], only: Mapping[str, str]) -> str:
+    """What to say if no case fits: which values there are. (Nothing in ``only`` fits all.)"""
+    if not cases:
+        return f"{name} has no cases of these graphs"
     there = [
-        f"{axis} is {', '.join(dict.fromkeys(as_text(case.get(axis)) for case in cases)) or 'nothing'}"
-        for axis in only
+        f"{axis} is {', '.join(dict.fromkeys(as_text(case.get(axis)) for case in cases))}" for axis in only
     ]
     wanted = " ".join(f"{axis}={values}" for axis, values in only.items())
-    return f"no case of {name} is {wanted}; of its {len(cases)} cases {'; '.join(there)}"
+    return f"no case of {name} is {wanted}; of {len(cases)} cases {'; '.join(there)}"
 
 
 def pairs(texts: Sequence[str]) -> dict[str, str]:

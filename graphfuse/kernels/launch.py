@@ -258,10 +258,8 @@ def attention_group(heads: int, dim: int) -> int:
 
 
 def slices(groups: int, block_dim: int) -> float:
-    """How long slices of cut windows are for attention, in those of the record (results: slices.md).
-
-    Of programs that hold 128 features fewer fit on the GPU at a time.
-    """
+    """How long slices of cut windows are for attention, in those of the record (results: slices.md)."""
+    # of programs that hold 128 features fewer fit on the GPU at a time
     return 2 if groups > 1 else 1.25 if block_dim == 128 else 1
 
 
@@ -323,7 +321,8 @@ def gat_prefers_rows(
 
     For the reasons of dot-product attention, and where heads are narrower than a sector. In inference, where
     windows need no exponential of a score, half a sector is enough; in training several heads of one are not
-    where windows share few columns, which with ``dropout``, drawn for 16 rows an entry, most do.
+    where windows share few columns, and with ``dropout``, drawn for 16 rows an entry, fairly many
+    (results: gat_shapes.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
@@ -342,16 +341,16 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
-    guess = not (dropout or backward or tiny)
+    guess, few = not (dropout or backward or tiny), inference and load is Load.FEW
     if heads > 1 and width == 32 and not dropout:
         if tiny:
             step, stages = (16, 5) if backward or tilted else (32, 2)
             return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
         return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
     if heads > 1 and width == 16 and not dropout and (inference or dim > 8):
-        block, stages, group = power_of_two(dim, 8), 5 if tilted else 3, 4 if heads > 2 else 2
-        most = 168 if inference else None
-        return Config(block, 32, stages, 1, rows=group, registers=most, guess=guess or inference)
+        block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
+        group, guess = 4 if heads > 2 else 2, guess or inference
+        return Config(block, 32, stages, 1, rows=group, registers=most, guess=guess)
     if width > 64:
         if width > 128 or dim % 8 != 0:
             return Config(width, 32, 2, 4, guess=guess)
@@ -360,14 +359,14 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         most = None if tilted or dropout else 168 if backward else 224
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
-        draws = dropout and (backward or (tilted and not tiny))
-        wide = None if draws else 168 if tilted or (inference and load is Load.FEW) else 128
-        half, narrow = 168 if dropout and tilted else 128, None if dropout or tilted else 168
-        most = {16: narrow, 32: half, 64: wide}[width]
+        most = 168 if (few and width == 64) or (tilted and (dropout or width == 64)) else 128
+        if width == 16:
+            most = None if dropout or tilted else 168
+        elif width == 64 and dropout and (backward or (tilted and not tiny)):
+            most = None
         return Config(width, 32, 3, 1, registers=most, guess=guess)
-    if dropout:
-        return Config(width, 32, 3, 1, rows=1 if backward else group)
-    return Config(width, 32, 3 if backward else 5, 1, rows=group, guess=guess)
+    stages, group = 3 if dropout or backward else 5, 1 if dropout and backward else group
+    return Config(width, 32, stages, 1, rows=group, guess=guess)
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def test_what_names_no_cases(only: list[str], message: str, capsys: pytest.Captu
 def test_what_no_case_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main([*ATTENTION, "dropout=0.0", "mode=fwd"])
-    wanted = "no case of attention is dropout=0.0 mode=fwd; of its "
+    wanted = "no case of attention is dropout=0.0 mode=fwd; of "
     error = capsys.readouterr().err
     assert wanted in error and "dropout is none, 0.3; mode is fwd, fwd+bwd" in error
     assert tune.main(["attention", "attention_row", "--vary", "step=1", "--only", "mode=sideways"]) == 2
