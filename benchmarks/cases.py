@@ -47,7 +47,7 @@ def fits(case: Case, only: Mapping[str, str]) -> bool:
 
 
 def nothing_fits(name: str, cases: Sequence[Case], only: Mapping[str, str]) -> str:
-    """What to say if no case fits: which values there are. (Nothing in ``only`` fits all.)"""
+    """What to say if no case fits: which values there are; an empty ``only`` fits every case."""
     if not cases:
         return f"{name} has no cases of these graphs"
     there = [
