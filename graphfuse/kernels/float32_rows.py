@@ -9,18 +9,9 @@ as tests on real graphs ask, and fewer were not tried. Read off sweeps on one H2
 
 from __future__ import annotations
 
-import enum
+from graphfuse.kernels.loads import RowLoad
 
 Wide = tuple[int, int]  # edges of a step, and warps
-
-
-class RowLoad(enum.Enum):
-    """What rows ask of the GPU."""
-
-    SHORT = "three edges or fewer, as in molecules: a step of many would be empty, and so would be its warps"
-    LONG = "256 edges and more: make each step wide"
-    FEW = "fewer rows than the GPU holds: the longest is what is waited for"
-    NORMAL = "many rows: keep programs small"
 
 
 def attention(heads: int, width: int, load: RowLoad) -> Wide:

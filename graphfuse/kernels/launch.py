@@ -7,7 +7,6 @@ Cora, PubMed, musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m
 
 from __future__ import annotations
 
-import enum
 import functools
 from typing import NamedTuple
 
@@ -15,12 +14,14 @@ import torch
 
 from graphfuse.kernels import float32_rows
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.float32_rows import RowLoad as RowLoad
+from graphfuse.kernels.loads import FULL
+from graphfuse.kernels.loads import Load as Load
+from graphfuse.kernels.loads import RowLoad as RowLoad
+from graphfuse.kernels.loads import load as load
+from graphfuse.kernels.loads import row_load as row_load
 
 # A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
 _CACHED_BYTES = 48_000_000
-# 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
-_FULL = 4224
 # Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
 _COPIED = 1 << 17
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
@@ -28,15 +29,6 @@ _MAX_EDGE_TILE = 4096
 
 _LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 rows would be more
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
-
-
-class Load(enum.Enum):
-    """What a walk asks of the GPU."""
-
-    FEW = "fewer programs than the GPU holds: make each faster"
-    LONG = "many long tasks: make each step wide"
-    NORMAL = "many tasks: keep programs small"
-    TINY = "many tasks of a step or two: keep steps narrow"
 
 
 class Config(NamedTuple):
@@ -52,31 +44,13 @@ class Config(NamedTuple):
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
 
 
-def load(num_tasks: int, num_entries: int) -> Load:
-    """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
-    if num_tasks < _FULL:
-        return Load.FEW
-    mean = num_entries / num_tasks
-    return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
-
-
-def row_load(num_rows: int, num_cols: int, num_edges: int) -> RowLoad:
-    """Of a structure and its transpose the same, as both sum up a row's products alike."""
-    if num_edges <= 3 * min(num_rows, num_cols):
-        return RowLoad.SHORT
-    most = max(num_rows, num_cols)
-    if num_edges >= 256 * most:
-        return RowLoad.LONG
-    return RowLoad.FEW if most < _FULL else RowLoad.NORMAL
-
-
 def prefers_rows(num_rows: int, dim: int) -> bool:
     """Whether rows are walked one by one rather than in windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
     share nothing. (With a value per edge, rows always are.)
     """
-    return num_rows < _FULL and dim <= 16
+    return num_rows < FULL and dim <= 16
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
@@ -147,12 +121,14 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     if out_dim is not None:
         stages, warps = (5, 1) if width * size <= 256 else (2, 4)
         return Config(width, 32, stages, warps, min(power_of_two(out_dim, 16), 32 if size > 2 else 64))
-    narrow = width <= 16
+    narrow, short = width <= 16, load is Load.SHORT and width <= 128
     block = min(width, 64)
     if size > 2:
         if narrow:
-            return Config(block, 64 if load is Load.FEW else 32, 2 if load is Load.LONG else 3, 1)
-        return Config(block, 16, 3, 1) if load is Load.TINY else Config(block, 32, 5, 1)
+            return Config(block, 64 if load.few else 32, 2 if load is Load.LONG else 3, 1)
+        if load is Load.TINY:
+            return Config(block, 16, 3, 1)
+        return Config(32 if short else block, 32, 5, 1)
     if load is Load.LONG:
         step = 64 if narrow or (width <= 64 and dim % 8 == 0) else 32
         return Config(min(width, 128), step, 3 if narrow else 5, 1)
@@ -161,6 +137,8 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     if narrow:
         return Config(block, 64, 3, 1)
     unaligned = dim * size % 16 != 0  # more registers for addresses: spread them
+    if short and not unaligned:
+        return Config(32, 64, 5, 1) if width <= 64 else Config(64, 32, 5, 1)
     if width >= 128 and not unaligned:
         return Config(128, 32, 5, 1)
     return Config(block, 32, 5 if width <= 64 else 3, 2 if unaligned else 1, registers=96)
@@ -170,11 +148,11 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
 def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
     width = power_of_two(dim)
-    if num_rows < _FULL and out_dim is None:
+    if num_rows < FULL and out_dim is None:
         return Config(min(width, 64), 32, 1, 1)
     block = width if out_dim is not None else min(width, 128)
     warps, block_out = 1 if block < 256 else 4, power_of_two(min(out_dim or 1, 16))
-    if num_rows < _FULL:
+    if num_rows < FULL:
         return Config(block, min(32, max(4, 1024 // block)), 2, warps, block_out)
     return Config(block, min(16, max(4, 512 // block)), 1, warps, block_out, rows=4)
 
@@ -219,7 +197,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         return Config(width, 32, stages, 1, rows=group, registers=most, guess=guess)
     if dropout and width == 32:
         group = 1
-    if width == 64 and load is Load.FEW and not scaled:
+    if width == 64 and load.few and not scaled:
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
         return Config(width, 32, 3, 1, registers=128)
@@ -341,7 +319,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
-    guess, few = not (dropout or backward or tiny), inference and load is Load.FEW
+    guess, few = not (dropout or backward or tiny), inference and load.few
     if heads > 1 and width == 32 and not dropout:
         if tiny:
             step, stages = (16, 5) if backward or tilted else (32, 2)

@@ -1,0 +1,52 @@
+"""What a walk asks of the GPU, by which launch configurations are chosen."""
+
+from __future__ import annotations
+
+import enum
+
+# 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
+FULL = 4224
+# Column entries of a task below which all of its steps are on their way at once, or nearly.
+_SHORT = 96
+
+
+class Load(enum.Enum):
+    """What a walk over windows asks of the GPU."""
+
+    FEW = "fewer programs than the GPU holds: make each faster"
+    SHORT = "as few, of few steps: let there be more of them, of fewer features each"
+    LONG = "many long tasks: make each step wide"
+    NORMAL = "many tasks: keep programs small"
+    TINY = "many tasks of a step or two: keep steps narrow"
+
+    @property
+    def few(self) -> bool:
+        """Whether the GPU holds more programs than there are."""
+        return self in (Load.FEW, Load.SHORT)
+
+
+class RowLoad(enum.Enum):
+    """What rows ask of the GPU."""
+
+    SHORT = "three edges or fewer, as in molecules: a step of many would be empty, and so would be its warps"
+    LONG = "256 edges and more: make each step wide"
+    FEW = "fewer rows than the GPU holds: the longest is what is waited for"
+    NORMAL = "many rows: keep programs small"
+
+
+def load(num_tasks: int, num_entries: int) -> Load:
+    """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
+    mean = num_entries / max(num_tasks, 1)
+    if num_tasks < FULL:
+        return Load.SHORT if mean < _SHORT else Load.FEW
+    return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
+
+
+def row_load(num_rows: int, num_cols: int, num_edges: int) -> RowLoad:
+    """Of a structure and its transpose the same, as both sum up a row's products alike."""
+    if num_edges <= 3 * min(num_rows, num_cols):
+        return RowLoad.SHORT
+    most = max(num_rows, num_cols)
+    if num_edges >= 256 * most:
+        return RowLoad.LONG
+    return RowLoad.FEW if most < FULL else RowLoad.NORMAL
