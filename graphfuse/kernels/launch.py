@@ -328,6 +328,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if heads > 1 and width == 16 and not dropout and (inference or dim > 8):
         block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
         group, guess = 4 if heads > 2 else 2, guess or inference
+        if tiny and backward:
+            return Config(block, 16, 2, 1, rows=group, registers=168)
         return Config(block, 32, stages, 1, rows=group, registers=most, guess=guess)
     if width > 64:
         if width > 128 or dim % 8 != 0:
@@ -337,6 +339,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         most = None if tilted or dropout else 168 if backward else 224
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
+        if tiny and tilted and width == 64 and not dropout:
+            return Config(width, 16, 5, 1)
         most = 168 if (few and width == 64) or (tilted and (dropout or width == 64)) else 128
         if width == 16:
             most = None if dropout or tilted else 168
