@@ -193,15 +193,14 @@ def masks_without_loops(w: Walk) -> Tensor:
 
 
 def longer_slices(w: Walk, times: float) -> Walk:
-    """``w`` with slices ``times`` as long if most of its tasks are slices: for heads in groups, or wide ones.
+    """``w`` with slices ``times`` as long, for heads in groups, or wide ones.
 
-    Each group of heads has programs of its own, so half as many slices fill the GPU, and as few are merged.
     Found once; the first call waits for the GPU.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
-    if w.row_mask is None or 2 * w.num_slots <= w.tasks.size(0):
+    if times == 1:
         return w
     key = ("longer_slices", times)
     longer: Walk | None = w.plans.get(key)

@@ -128,8 +128,8 @@ def window_launch(
         The launch, and the walk whose slices it writes.
     """
     w, groups = structure.walk, -(-heads // config.rows)
-    times = launch.slices(groups, config.block_dim)
-    w = longer_slices(w, times) if times > 1 else w
+    tasks = (w.tasks.size(0), w.num_slots, w.num_entries)
+    w = longer_slices(w, launch.slices(groups, config.block_dim, *tasks))
     row_mask, loops = row_masks(w, self_loops)
     graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
     rest += (loops, acc)

@@ -217,11 +217,12 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool, 
 
     168 registers let twelve programs of a warp stay on a multiprocessor; the compiler would take 194. Dropout
     and two heads of 32 would spill. 32 and 64 features, and two heads, do better with two steps of rows on
-    their way than with more programs.
+    their way than with more programs. Four heads pay where windows are many and not long.
     """
     width, tiny = power_of_two(dim, 16), load is Load.TINY
     if width <= 64:
-        group = 1 if dropout and width == 32 else min(attention_group(heads, dim), 2)
+        four = tiny or (load is Load.NORMAL and not dropout)
+        group = 1 if dropout and width == 32 else min(attention_group(heads, dim), 4 if four else 2)
         registers = None if dropout or group > 1 else 168
         stages = 5 if width >= 32 or group > 1 else 2
         return Config(width, 16 if tiny and group > 1 else 32, stages, 1, rows=group, registers=registers)
@@ -235,10 +236,18 @@ def attention_group(heads: int, dim: int) -> int:
     return min(power_of_two(heads), max(1, 64 // power_of_two(dim, 16)))
 
 
-def slices(groups: int, block_dim: int) -> float:
-    """How long slices of cut windows are for attention, in those of the record (results: slices.md)."""
-    # of programs that hold 128 features fewer fit on the GPU at a time
-    return 2 if groups > 1 else 1.25 if block_dim == 128 else 1
+def slices(groups: int, block_dim: int, num_tasks: int, num_slots: int, num_entries: int) -> float:
+    """How long slices of cut windows are for attention, in those of the record (results: slices.md).
+
+    Each group of heads has programs of its own, so half as many slices fill the GPU, and as few are merged.
+    """
+    share = num_slots / max(num_tasks, 1)
+    if share > 0.5:
+        # of programs that hold 128 features fewer fit on the GPU at a time
+        return 2 if groups > 1 else 1.25 if block_dim == 128 else 1
+    if share == 0 or groups == 1 or load(num_tasks, num_entries) is not Load.NORMAL:
+        return 1
+    return 2 if share > 1 / 3 else 1.5
 
 
 class Merge(NamedTuple):

@@ -176,8 +176,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             }
             constants |= dict.fromkeys(ROW_STRIDES, heads * dim)
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{rate}-{loops}-{transposed}]"
-            name += f"-{config.rows}" if kernel is attention_windows.attention_window_kernel else ""
-            name += f"-{config.step}" if "window" in kernel.__name__ else ""
+            name += f"-{config.rows}-{config.step}" if "window" in kernel.__name__ else ""
             given = operands | dropout if rate > 0 else operands
             constants |= {} if rate > 0 else dict.fromkeys(dropout)
             constants |= {} if edge_dim > 0 else {"edge_perm_ptr": None}

@@ -89,3 +89,49 @@ def test_short_rows_of_float32_take_few_edges_a_step(heads_and_dim: tuple[int, i
         few, many = (row(*heads_and_dim, 4, load) for load in (short, normal))
         assert few.step <= 2 and few.step < many.step and few.warps <= many.warps and few.stages == 1
         assert row(*heads_and_dim, 2, short) == row(*heads_and_dim, 2, normal)
+
+
+def test_what_tasks_ask_of_the_gpu() -> None:
+    for sizes, load in (
+        ((0, 0), launch.Load.SHORT),
+        ((4223, 4223 * 96 - 1), launch.Load.SHORT),
+        ((4223, 4223 * 96), launch.Load.FEW),
+        ((4224, 4224 * 64 - 1), launch.Load.TINY),
+        ((4224, 4224 * 64), launch.Load.NORMAL),
+        ((4224, 4224 * 1024), launch.Load.LONG),
+    ):
+        assert launch.load(*sizes) is load
+        assert load.few == (sizes[0] < 4224)
+
+
+def test_few_short_tasks_share_out_the_features_of_a_row() -> None:
+    few, short = launch.Load.FEW, launch.Load.SHORT
+    for dim, size in ((64, 4), (64, 2), (128, 4), (128, 2)):
+        assert (
+            launch.spmm_window(dim, size, None, short).block_dim
+            < launch.spmm_window(dim, size, None, few).block_dim
+        )
+        assert launch.spmm_window(dim, size, 64, short) == launch.spmm_window(dim, size, 64, few)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "slots", "entries", "times"),
+    [
+        (1000, 501, 400_000, 2),
+        (1000, 500, 400_000, 1),  # as long as the GPU is not full of windows, most have to be slices
+        (5000, 0, 1_000_000, 1),
+        (5000, 1, 1_000_000, 1.5),
+        (5000, 1666, 1_000_000, 1.5),
+        (5000, 1667, 1_000_000, 2),
+        (5000, 2501, 1_000_000, 2),
+        (5000, 1667, 5_120_000, 1),  # long ones
+        (5000, 3, 100_000, 1),  # of a step or two
+    ],
+)
+def test_slices_are_longer_where_groups_of_heads_bring_programs(
+    tasks: int, slots: int, entries: int, times: float
+) -> None:
+    assert launch.slices(2, 32, tasks, slots, entries) == times
+    alone = 1.25 if 2 * slots > tasks else 1
+    assert launch.slices(1, 128, tasks, slots, entries) == alone
+    assert launch.slices(1, 64, tasks, slots, entries) == 1

@@ -24,13 +24,11 @@ KINDS = ["attention", "gat"]
 
 
 def take(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("attention_window", "gat_window"):
+    for name in ("attention_window", "attention_bwd_window", "gat_window"):
         config = getattr(launch, name)
 
         def grouped(*arguments: Any, config: Any = config, **more: Any) -> launch.Config:
-            found = config(*arguments, **more)
-            backward = more.get("backward", False)
-            return found if backward else found._replace(rows=group)
+            return config(*arguments, **more)._replace(rows=group)
 
         monkeypatch.setattr(launch, name, grouped)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
