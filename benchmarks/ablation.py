@@ -107,7 +107,7 @@ def run_op(i: Inputs, windows: RowWindows) -> Prepared:
     else:
         x = i.operands.q
         _, heads, dim = x.shape
-        rows = launch.attention_prefers_rows(*windows.sizes, heads, dim, x.dtype)
+        rows = launch.attention_prefers_rows(*windows.sizes, heads, dim, False, x.dtype)
         prepared = i.run(lambda q, k, v: ops.sparse_attention(q, k, v, windows), _path(x))
     walk = windows.row_walk() if rows else windows.walk()
     length = walk.tasks[:, 2] - walk.tasks[:, 1]

@@ -102,7 +102,7 @@ def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool,
     """Whether rows are walked, not windows."""
     if kind == "gat":
         return launch.gat_prefers_rows(*windows.sizes, *shape, trained, False, dtype)
-    return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
+    return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, False, dtype)
 
 
 def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:

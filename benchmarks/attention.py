@@ -59,7 +59,7 @@ def _problem(
     operands = truth.Operands(q, k, v, grad if backward else None, dropout, seed)
     expected = _expected(loaded, operands)
     windows = loaded.windows
-    rows = launch.attention_prefers_rows(*windows.sizes, *shape, dtype)
+    rows = launch.attention_prefers_rows(*windows.sizes, *shape, dropout > 0, dtype)
     facts = loaded.facts(dtype)
     facts["extra"] |= {"dropout": dropout} if dropout > 0 else _recorded(loaded, shape, dtype, mode)
     facts["extra"] |= _gathers(windows, rows, shape, dtype)

@@ -115,8 +115,8 @@ def _registered(w: RowWindows) -> Ops:
     of_rows = packed(True)
     of_width = packed(launch.prefers_rows(w.sizes[0], _WIDTH))
     of_gat = packed(launch.gat_prefers_rows(*w.sizes, *shape, True, False, torch.float32))
-    of_heads = packed(launch.attention_prefers_rows(*w.sizes, *shape, torch.float32))
-    of_agnn = packed(launch.attention_prefers_rows(*w.sizes, 1, _WIDTH, torch.float32))
+    of_heads = packed(launch.attention_prefers_rows(*w.sizes, *shape, False, torch.float32))
+    of_agnn = packed(launch.attention_prefers_rows(*w.sizes, 1, _WIDTH, False, torch.float32))
     scale = (_WIDTH // _HEADS) ** -0.5
 
     def spmm_gemm(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, loop_weight: Tensor) -> Tensor:

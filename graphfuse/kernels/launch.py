@@ -164,19 +164,25 @@ def sddmm_row(dim: int) -> Config:
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)
 
 
+def _slivers(num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, size: int) -> bool:
+    # whether heads are slivers of a row, few columns are shared, and k and v do not stay in the L2 cache
+    narrow = heads > 1 and dim * size <= 64
+    return narrow and num_edges <= 1.5 * num_entries and 2 * num_cols * heads * dim * size > _CACHED_BYTES
+
+
 def attention_prefers_rows(
-    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, dtype: torch.dtype
-) -> bool:
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, dropout: bool,
+    dtype: torch.dtype,
+) -> bool:  # fmt: skip
     """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
 
     Windows win in half precision, though they compute 16 scores for each row of k that they read, except
-    where they share few columns, heads are slivers of a row, and k and v do not stay in the L2 cache. In
-    float32 scores would be sums of tensor cores, which are less exact than the definition's.
+    where they share few columns, k and v do not stay in the L2 cache, and heads are slivers of a row: padded
+    ones, or with ``dropout``, for which a window draws numbers for 16 rows an entry. In float32 scores would
+    be sums of tensor cores, which are less exact than the definition's.
     """
-    if dtype not in HALF:
-        return True
-    slivers = heads > 1 and dim * dtype.itemsize <= 64 and num_edges <= 1.5 * num_entries
-    return slivers and 2 * num_cols * heads * dim * dtype.itemsize > _CACHED_BYTES
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize)
+    return dtype not in HALF or (slivers and (dropout or dim < 16))
 
 
 @functools.cache
@@ -306,17 +312,19 @@ def gat_prefers_rows(
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    For the reasons of dot-product attention, and where heads are narrower than a sector. In inference, where
-    windows need no exponential of a score, half a sector is enough; in training several heads of one are not
-    where windows share few columns, and with ``dropout``, drawn for 16 rows an entry, fairly many
-    (results: gat_shapes.md).
+    In float32, where dot-product attention with dropout does, and where heads are narrower than a sector. In
+    inference, where windows need no exponential of a score, half a sector is enough; in training several
+    heads of one are not where windows share few columns, and with ``dropout``, drawn for 16 rows an entry,
+    fairly many (results: gat_shapes.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
-    return skips or attention_prefers_rows(num_rows, num_cols, num_edges, num_entries, heads, dim, dtype)
+    return skips or attention_prefers_rows(
+        num_rows, num_cols, num_edges, num_entries, heads, dim, True, dtype
+    )
 
 
 @functools.cache

@@ -170,11 +170,11 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
 def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     """Whether rows are walked, and whether the order of the edges is needed."""
     # scale, dropout, self_loops; q, k, v, seed, edge_query, edge_attr
-    _, _, _, q, _, _, _, _, edge_attr, *_ = arguments
+    _, dropout, _, q, _, _, _, _, edge_attr, *_ = arguments
     with_edges, (_, heads, dim) = edge_attr is not None, q.shape
     # the window kernel reads numbers of the first source, so there has to be one
     rows = with_edges or sizes[1] == 0
-    return rows or launch.attention_prefers_rows(*sizes, heads, dim, q.dtype), with_edges
+    return rows or launch.attention_prefers_rows(*sizes, heads, dim, dropout > 0, q.dtype), with_edges
 
 
 class How(NamedTuple):

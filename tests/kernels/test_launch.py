@@ -30,6 +30,23 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
         assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> None:
+    def by_rows(num_cols: int, heads: int, dim: int, dropout: bool, edges: int = 15) -> bool:
+        sizes = (num_cols, num_cols, edges * num_cols, 10 * num_cols)
+        return launch.attention_prefers_rows(*sizes, heads, dim, dropout, dtype)
+
+    large, small = 93_751, 93_750  # k and v of 128 numbers a node
+    for heads, dim in ((4, 32), (8, 16)):
+        assert by_rows(large, heads, dim, True) and not by_rows(large, heads, dim, False)
+        assert not by_rows(small, heads, dim, True) and not by_rows(large, heads, dim, True, edges=16)
+        sizes = (large, large, 15 * large, 10 * large, heads, dim)
+        assert launch.gat_prefers_rows(*sizes, False, False, dtype)
+        assert launch.attention_prefers_rows(*sizes, False, torch.float32)
+    assert by_rows(large, 16, 8, False) and not by_rows(small, 16, 8, False)
+    assert not by_rows(10 * large, 1, 32, True) and not by_rows(large, 2, 64, True)
+
+
 # Column entries and rows of ego-twitter, and with bias and ReLU what was fastest there
 # (results/nvidia-h200/gemm_orders.md); without, two passes less afterwards.
 @pytest.mark.parametrize(
