@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from benchmarks import floors, graphs, truth
 from benchmarks.baselines import PygAdditive
@@ -17,6 +19,7 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import kernel_problem
 from graphfuse.ops.unit_rows import unit_rows
+from graphfuse.reference.attention import kept
 
 _MODES = ("fwd", "fwd+bwd")
 _SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
@@ -30,6 +33,14 @@ class Inputs:
     kind: str
     operands: dict[str, Tensor]
     grad: Tensor | None  # of the output; None: forward only
+    dropout: float = 0.0  # of GAT, which is trained with it and with a loop for each node
+    seed: Tensor | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the op and its definition are told beside the operands."""
+        given = {"dropout": self.dropout, "seed": self.seed, "self_loops": True}
+        return {} if self.seed is None else given
 
     def run(self, attention: Callable[..., Tensor], path: str = "-") -> Prepared:
         """``attention`` of the operands and, with a gradient of the output, theirs."""
@@ -55,14 +66,17 @@ def _agnn(edge_index: Tensor, x: Tensor, beta: Tensor) -> Tensor:
 _DEFINITIONS = {"gat": reference.gat_attention, "gatv2": reference.gatv2_attention, "agnn": _agnn}
 
 
-def _problem(graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, mode: str) -> Problem:
+def _problem(
+    graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, mode: str, dropout: float = 0.0
+) -> Problem:
     loaded = graphs.load(graph, device())
     operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
     backward = mode == "fwd+bwd"
-    inputs = Inputs(loaded, kind, operands, grad if backward else None)
-    rows = _rows(kind, loaded.windows, shape, backward, dtype)
+    seed = torch.tensor([1 << 40 | 5], device=device()) if dropout > 0 else None
+    inputs = Inputs(loaded, kind, operands, grad if backward else None, dropout, seed)
+    rows = _rows(kind, loaded.windows, shape, backward, dropout > 0, dtype)
     facts = loaded.facts(dtype)
-    facts["extra"] |= {"kind": kind}
+    facts["extra"] |= {"kind": kind} | ({"dropout": dropout, "self_loops": True} if dropout > 0 else {})
     floor_ms = None
     if device().type == "cuda":
         numbers = shape[0] * dtype.itemsize
@@ -98,10 +112,12 @@ def _draw(
     return {name: value.to(dtype) for name, value in operands.items()}, grad.to(dtype)
 
 
-def _rows(kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool, dtype: torch.dtype) -> bool:
+def _rows(
+    kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool, dropout: bool, dtype: torch.dtype
+) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
-        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, False, dtype)
+        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, dropout, dtype)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, False, dtype)
 
 
@@ -120,8 +136,8 @@ def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
     generator = torch.Generator().manual_seed(1)
     nodes = torch.unique(torch.randint(i.graph.num_nodes, (_SOURCES,), generator=generator)).to(source.device)
     reached = torch.unique(truth.edges_of(nodes, source, target, i.graph.num_nodes).column)
-    # AGNN's rows are receivers, too, and get a gradient as such
-    reached = torch.unique(torch.cat([reached, nodes])) if i.kind == "agnn" else reached
+    if i.kind == "agnn" or i.options:  # rows of AGNN are receivers, too; with loops sources are
+        reached = torch.unique(torch.cat([reached, nodes]))
     edges = truth.edges_of(reached, target, source, i.graph.num_nodes).edge
     both = [_by_definition(i, edges, grad, dtype) for dtype in (torch.float64, grad.dtype)]
     of_sources = {"gat": ("a_src", "x"), "gatv2": ("x_src",), "agnn": ("x",)}[i.kind]
@@ -135,7 +151,7 @@ def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
 
 def _by_definition(i: Inputs, edges: Tensor, grad: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
     leaves = {name: x.to(dtype).requires_grad_(grad is not None) for name, x in i.operands.items()}
-    out = _DEFINITIONS[i.kind](i.graph.edge_index[:, edges], **leaves)
+    out = _DEFINITIONS[i.kind](i.graph.edge_index[:, edges], **leaves, **i.options)
     if grad is None:
         return [out]
     return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))]
@@ -147,7 +163,7 @@ def _graphfuse(i: Inputs) -> Prepared:
     if i.kind == "agnn":
         return i.run(functools.partial(_agnn_fused, windows), path)
     op = ops.gat_attention if i.kind == "gat" else ops.gatv2_attention
-    return i.run(lambda **operands: op(**operands, windows=windows), path)
+    return i.run(lambda **operands: op(**operands, windows=windows, **i.options), path)
 
 
 def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
@@ -156,9 +172,19 @@ def _agnn_fused(windows: RowWindows, x: Tensor, beta: Tensor) -> Tensor:
     return ops.sparse_attention(query.unsqueeze(1), key.unsqueeze(1), x, windows, 1.0, key_scale=inverse)
 
 
+def pyg_layer(i: Inputs) -> tuple[PygAdditive, Tensor]:
+    """PyG's layer, with the weights drawn beforehand that dropout keeps, and the edges, loops among them."""
+    edge_index, factor = i.graph.edge_index, None
+    if i.seed is not None:
+        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=i.graph.num_nodes)
+        x = i.operands["x"]
+        factor = kept(edge_index, x.size(1), i.dropout, i.seed).to(x.dtype) / (1 - i.dropout)
+    return PygAdditive(i.kind, factor), edge_index
+
+
 def _pyg(i: Inputs) -> Prepared:
-    layer = PygAdditive(i.kind)
-    prepared = i.run(lambda **operands: layer(i.graph.edge_index, **operands))
+    layer, edge_index = pyg_layer(i)
+    prepared = i.run(lambda **operands: layer(edge_index, **operands))
     return prepared._replace(extra=scatter_installed())
 
 
@@ -193,6 +219,22 @@ Bench(
             "shape": ((4, 32), (8, 8)),
             "dtype": (torch.float32,),
             "mode": _MODES,
+        },
+        {
+            "graph": ("github", "ego-twitter", "dblp-2010", "reddit"),
+            "kind": ("gat",),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+            "dropout": (0.6,),
+        },
+        {
+            "graph": ("github", "ego-twitter"),
+            "kind": ("gat",),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float32,),
+            "mode": _MODES,
+            "dropout": (0.6,),
         },
     ],
     problem=_problem,

@@ -60,11 +60,14 @@ class PygAttention(MessagePassing):
 
 
 class PygAdditive(MessagePassing):
-    """The steps of PyG's GATConv, GATv2Conv or AGNNConv, without projections and self-loops."""
+    """The steps of PyG's GATConv, GATv2Conv or AGNNConv, without projections and self-loops.
 
-    def __init__(self, kind: str) -> None:
+    ``factor``: what dropout multiplies the weights with, ``[num_edges, heads]``.
+    """
+
+    def __init__(self, kind: str, factor: Tensor | None = None) -> None:
         super().__init__(aggr="add", node_dim=0)
-        self.kind = kind
+        self.kind, self.factor = kind, factor
 
     def forward(self, edge_index: Tensor, **operands: Tensor) -> Tensor:
         """Attention of each node over its in-neighbours, ``[num_nodes, heads, head_dim]``."""
@@ -80,6 +83,8 @@ class PygAdditive(MessagePassing):
             unit = F.normalize(x, dim=2)
             score = operands["beta"] * (unit[target] * unit[source]).sum(2)
         alpha = softmax(score, target, num_nodes=x.size(0))
+        if self.factor is not None:
+            alpha = alpha * self.factor
         # propagate_type: (x: Tensor, alpha: Tensor)
         out: Tensor = self.propagate(edge_index, x=x, alpha=alpha)
         return out

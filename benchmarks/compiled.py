@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import additive, attention, flex, spmm
-from benchmarks.baselines import PygAdditive, PygSum
+from benchmarks.baselines import PygSum
 from benchmarks.bench import Bench, Prepared, Unsupported
 from benchmarks.captured_steps import compile_in_place
 from benchmarks.graphs import Graph
@@ -27,9 +27,9 @@ def _pyg_attention(i: attention.Inputs) -> Prepared:
 
 
 def _pyg_additive(i: additive.Inputs) -> Prepared:
-    layer = PygAdditive(i.kind)
+    layer, edge_index = additive.pyg_layer(i)
     compile_in_place(layer)
-    return i.run(lambda **operands: layer(i.graph.edge_index, **operands))
+    return i.run(lambda **operands: layer(edge_index, **operands))
 
 
 def _pyg_sum(i: spmm.Inputs) -> Prepared:
