@@ -14,6 +14,18 @@ from tests.ops.test_attention import check_attention
 OPS = ("attention", "gat", "gatv2")
 
 
+def take(table: str, load: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Has ``table`` of the launch table say ``load`` of any walk; returns what it is asked, as it comes."""
+    asked = list[tuple[int, ...]]()
+
+    def always(*sizes: int) -> Any:
+        asked.append(sizes)
+        return load
+
+    monkeypatch.setattr(launch, table, always)
+    return asked
+
+
 @pytest.mark.parametrize("load", [launch.RowLoad.NORMAL, launch.RowLoad.LONG], ids=lambda load: load.name)
 @pytest.mark.parametrize("shape", [(1, 16), (8, 8)], ids=str)
 @pytest.mark.parametrize("kind", OPS)
@@ -24,13 +36,7 @@ def test_float32(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
-
-    def always(*sizes: int) -> launch.RowLoad:
-        asked.append(sizes)
-        return load
-
-    monkeypatch.setattr(launch, "row_load", always)
+    asked = take("row_load", load, monkeypatch)
     options: dict[str, Any] = {"dropout": 0.3, "seed": torch.tensor([5], device=device), "self_loops": True}
     if kind == "attention":
         check_attention("self_loops", device, torch.float32, *shape, **options)

@@ -11,6 +11,7 @@ import torch
 from graphfuse.kernels import launch
 from graphfuse.testing import check
 from tests.ops.test_head_groups import KINDS, problem
+from tests.ops.test_row_loads import take
 from tests.ops.test_running_maximum import SOURCES
 from tests.pairs import NIGHTLY
 
@@ -33,13 +34,7 @@ def test_every_launch_row(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
-
-    def always(*sizes: int) -> launch.Load:
-        asked.append(sizes)
-        return load
-
-    monkeypatch.setattr(launch, "load", always)
+    asked = take("load", load, monkeypatch)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *sizes: False)
     if options:
         options = {**options, "seed": torch.tensor([3], device=device)}
