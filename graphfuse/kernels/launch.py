@@ -2,7 +2,8 @@
 
 No run-time autotuning: it races across threads, must not run inside a CUDA graph capture, and would let the
 machine's mood choose the order of summation. The rules below were read off sweeps on one H200 or H100 over
-Cora, PubMed, musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in.
+Cora, PubMed, musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in, and
+a few over Coauthor CS, Amazon Computers and stand-ins of products and igb-small.
 """
 
 from __future__ import annotations
@@ -312,7 +313,8 @@ def gat_prefers_rows(
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    In float32, where dot-product attention with dropout does, and where heads are narrower than a sector. In
+    In float32, for the reasons of dot-product attention where heads are slivers, with or without dropout (of
+    GAT not measured since windows gather heads together), and where heads are narrower than a sector. In
     inference, where windows need no exponential of a score, half a sector is enough; in training several
     heads of one are not where windows share few columns, and with ``dropout``, drawn for 16 rows an entry,
     fairly many (results: gat_shapes.md).
@@ -322,9 +324,8 @@ def gat_prefers_rows(
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
-    return skips or attention_prefers_rows(
-        num_rows, num_cols, num_edges, num_entries, heads, dim, True, dtype
-    )
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize)
+    return skips or slivers or dtype not in HALF
 
 
 @functools.cache
