@@ -232,6 +232,133 @@ def from_guess(state, guess):
     return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]
 
 
+@triton.jit
+def walk(
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+    column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What `gat_window_kernel` does. With GUESS nothing is stored, and that is returned, if the guess was not
+    # good enough, or a sum is no number.
+    TILTED: tl.constexpr = tilt_ptr is not None
+    head = tl.program_id(1) * GROUP
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
+    first = False
+    if LOOPS:  # the loop is the first edge of the first slice
+        first = begin == tl.load(ptr_ptr + window)
+    own, own_key, states = nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        mask = (rows < num_rows) & (head + g < HEADS)
+        its_own = load_numbers(a_dst_ptr, rows, head + g, mask, HEADS).to(ACC)
+        # 16 times the same number: so it stands where tensor cores leave rows, and weights are made there
+        its_own = tl.max(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC), 1)
+        own += (its_own[:, None],)
+        if DROPOUT > 0:
+            places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
+            own_key += (key_of(seed_ptr, places, head + g, False),)
+        states += (
+            of_loop(
+                a_src_ptr, x_ptr, row_index_ptr, seed_ptr, window, head, g, own[g], num_loops, first,
+                X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
+            ),
+        )  # fmt: skip
+    means = nothing()
+    if GUESS:
+        first_columns = load_columns(column_ptr, begin, end, COLUMNS)
+        others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
+        guessed = nothing()
+        for g in tl.static_range(GROUP):
+            means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
+            guess = exponent(own[g].reshape(16) + means[g], SLOPE)
+            guessed += (from_guess(states[g], guess),)
+        states = guessed
+    states, seen = attend(
+        column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,
+        head, own, own_key, means, states, GUESS, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
+        COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+    )  # fmt: skip
+    # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
+    accs, tilts, norms, bents, straights = nothing(), nothing(), nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        norm, bent, straight = shares(states[g][1], states[g][2])
+        accs += (states[g][3],)
+        tilts += (states[g][4],)
+        norms += (norm,)
+        bents += (bent,)
+        straights += (straight,)
+    WIDTH: tl.constexpr = PAIR * BLOCK_DIM
+    numbers = each_its_own(accs, 0, PAIR, WIDTH)
+    for pair in tl.static_range(1, GROUP // PAIR):
+        numbers += each_its_own(accs, pair * PAIR, PAIR, WIDTH) * 0
+    whole = finite(numbers)
+    if GUESS:
+        good = summable(states[0][1], seen)
+        for g in tl.static_range(1, GROUP):
+            good &= summable(states[g][1], seen)
+        whole = whole & held(good)
+    if not GUESS or whole:
+        store_softmaxes(
+            softmax_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, states, HEADS, GROUP, TILTED
+        )
+    if whole:
+        for first_head in tl.static_range(0, GROUP, PAIR):
+            out_rows, offs_out, mask_out = side_by_side(
+                row_index_ptr, window, head + first_head, HEADS, DIM, PAIR, BLOCK_DIM
+            )
+            store_sums(
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, each_its_own(norms, first_head, PAIR, WIDTH),
+                each_its_own(bents, first_head, PAIR, WIDTH),
+                each_its_own(straights, first_head, PAIR, WIDTH),
+                each_its_own(accs, first_head, PAIR, WIDTH), each_its_own(tilts, first_head, PAIR, WIDTH),
+                HEADS, DIM, DROPOUT,
+            )  # fmt: skip
+    elif not GUESS:
+        for place in tl.range(0, GROUP):
+            its_own = own[0].reshape(16)
+            its_top, its_total, its_high, _, _ = states[0]
+            for g in tl.static_range(1, GROUP):
+                its_own = tl.where(place == g, own[g].reshape(16), its_own)
+                its_top = tl.where(place == g, states[g][0], its_top)
+                its_total = tl.where(place == g, states[g][1], its_total)
+                its_high = tl.where(place == g, states[g][2], its_high)
+            norm, bent, straight = shares(its_total, its_high)
+            acc, tilt = sums_of_entries(
+                a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
+                window, num_loops, first, head, place, its_own, its_top, X_STRIDE, HEADS, DIM, PAIR,
+                BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+            out_rows, offs_out, mask_out = head_of_tile(
+                row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM
+            )
+            store_sums(
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, norm[:, None], bent[:, None], straight[:, None], acc, tilt, HEADS, DIM, DROPOUT,
+            )  # fmt: skip
+    return whole
+
+
+@triton.jit(noinline=True)
+def walk_again(
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+    column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # A function of its own, or the compiler would crowd the registers of each walk with a guess for the sake
+    # of one that hardly ever follows.
+    walk(
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+        column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
+        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, 1, False, SLOPE, DROPOUT, LOOPS,
+        ACC,
+    )  # fmt: skip
+
+
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
 #   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group; all
 #             tasks of a group run before the next, so that its columns of x stay in L2
@@ -255,115 +382,17 @@ def gat_window_kernel(
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    TILTED: tl.constexpr = tilt_ptr is not None
-    head = tl.program_id(1) * GROUP
-    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
-    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
-    first = False
-    if LOOPS:  # the loop is the first edge of the first slice
-        first = begin == tl.load(ptr_ptr + window)
-    own, own_key, states = nothing(), nothing(), nothing()
-    for g in tl.static_range(GROUP):
-        mask = (rows < num_rows) & (head + g < HEADS)
-        its_own = load_numbers(a_dst_ptr, rows, head + g, mask, HEADS).to(ACC)
-        # 16 times the same number: so it stands where tensor cores leave rows, and weights are made there
-        its_own = tl.max(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC), 1)
-        own += (its_own[:, None],)
-        if DROPOUT > 0:
-            places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
-            own_key += (key_of(seed_ptr, places, head + g, False),)
-        # What a loop leaves behind has to exist before it, for Triton.
-        states += (no_edges(PAIR * BLOCK_DIM, ACC),)
-    # A guess serves in place of the maxima. Should that turn out to have been wrong, all is done once more,
-    # as in `attention_window_kernel`.
-    middle, means = end, nothing()
+    done = walk(
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+        column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
+        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, GUESS, SLOPE, DROPOUT,
+        LOOPS, ACC,
+    )  # fmt: skip
     if GUESS:
-        middle = begin
-        first_columns = load_columns(column_ptr, begin, end, COLUMNS)
-        others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
-        for g in tl.static_range(GROUP):
-            means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
-    todo = 1
-    while todo > 0:
-        todo = 0
-        states = nothing()
-        for g in tl.static_range(GROUP):
-            states += (
-                of_loop(
-                    a_src_ptr, x_ptr, row_index_ptr, seed_ptr, window, head, g, own[g], num_loops, first,
-                    X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
-                ),
-            )  # fmt: skip
-        if not GUESS or middle > begin:
-            states, _ = attend(
-                column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin,
-                middle, head, own, own_key, means, states, False, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR,
-                BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-            )  # fmt: skip
-        if GUESS:
-            if middle < end:
-                guessed = nothing()
-                for g in tl.static_range(GROUP):
-                    guess = exponent(own[g].reshape(16) + means[g], SLOPE)
-                    guessed += (from_guess(states[g], guess),)
-                states, seen = attend(
-                    column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window,
-                    begin, end, head, own, own_key, means, guessed, True, TILTED, X_STRIDE, HEADS, DIM, GROUP,
-                    PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-                )  # fmt: skip
-                good = summable(states[0][1], seen)
-                for g in tl.static_range(1, GROUP):
-                    good &= summable(states[g][1], seen)
-                todo = tl.where(held(good), 0, 1)
-                middle = end
-    store_softmaxes(
-        softmax_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, states, HEADS, GROUP, TILTED
-    )
-    # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    accs, tilts, norms, bents, straights = nothing(), nothing(), nothing(), nothing(), nothing()
-    for g in tl.static_range(GROUP):
-        norm, bent, straight = shares(states[g][1], states[g][2])
-        accs += (states[g][3],)
-        tilts += (states[g][4],)
-        norms += (norm,)
-        bents += (bent,)
-        straights += (straight,)
-    WIDTH: tl.constexpr = PAIR * BLOCK_DIM
-    numbers = each_its_own(accs, 0, PAIR, WIDTH)
-    for pair in tl.static_range(1, GROUP // PAIR):
-        numbers += each_its_own(accs, pair * PAIR, PAIR, WIDTH) * 0
-    if finite(numbers):
-        for first_head in tl.static_range(0, GROUP, PAIR):
-            out_rows, offs_out, mask_out = side_by_side(
-                row_index_ptr, window, head + first_head, HEADS, DIM, PAIR, BLOCK_DIM
-            )
-            store_sums(
-                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
-                mask_out, each_its_own(norms, first_head, PAIR, WIDTH),
-                each_its_own(bents, first_head, PAIR, WIDTH),
-                each_its_own(straights, first_head, PAIR, WIDTH),
-                each_its_own(accs, first_head, PAIR, WIDTH), each_its_own(tilts, first_head, PAIR, WIDTH),
-                HEADS, DIM, DROPOUT,
-            )  # fmt: skip
-    else:
-        for place in tl.range(0, GROUP):
-            its_own = own[0].reshape(16)
-            its_top, its_total, its_high, _, _ = states[0]
-            for g in tl.static_range(1, GROUP):
-                its_own = tl.where(place == g, own[g].reshape(16), its_own)
-                its_top = tl.where(place == g, states[g][0], its_top)
-                its_total = tl.where(place == g, states[g][1], its_total)
-                its_high = tl.where(place == g, states[g][2], its_high)
-            norm, bent, straight = shares(its_total, its_high)
-            acc, tilt = sums_of_entries(
-                a_src_ptr, x_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, seed_ptr, begin, end,
-                window, num_loops, first, head, place, its_own, its_top, X_STRIDE, HEADS, DIM, PAIR,
-                BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
-            )  # fmt: skip
-            out_rows, offs_out, mask_out = head_of_tile(
-                row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM
-            )
-            store_sums(
-                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
-                mask_out, norm[:, None], bent[:, None], straight[:, None], acc, tilt, HEADS, DIM, DROPOUT,
+        if not done:
+            walk_again(
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
+                row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
+                bias_ptr, num_rows, num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES,
+                GUESS, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip

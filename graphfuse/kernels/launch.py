@@ -27,7 +27,6 @@ _CACHED_BYTES = 48_000_000
 _COPIED = 1 << 17
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
-
 _LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 rows would be more
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
@@ -74,8 +73,7 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
 @functools.cache
 def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
-    # rows that are loaded ``piecemeal``, as they do not start on 4 bytes, are not copied asynchronously
-    warps = 1 if dim <= 32 else 8 if piecemeal else 4
+    warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
     block_out = min(power_of_two(out_dim, 16), 32)
     stages = 3 if block_out == 16 else 2
     return Config(min(power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
@@ -165,10 +163,13 @@ def sddmm_row(dim: int) -> Config:
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)
 
 
-def _slivers(num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, size: int) -> bool:
-    # whether heads are slivers of a row, few columns are shared, and k and v do not stay in the L2 cache
-    narrow = heads > 1 and dim * size <= 64
-    return narrow and num_edges <= 1.5 * num_entries and 2 * num_cols * heads * dim * size > _CACHED_BYTES
+def _slivers(
+    num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, size: int, dropout: bool
+) -> bool:
+    # whether heads are slivers of a row, k and v do not stay in the L2 cache, and windows share few columns
+    most = 1500 if dropout or dim < 16 else 1003  # next to none, as where edges were drawn at random
+    narrow = heads > 1 and dim * size <= 64 and 1000 * num_edges <= most * num_entries
+    return narrow and 2 * num_cols * heads * dim * size > _CACHED_BYTES
 
 
 def attention_prefers_rows(
@@ -179,11 +180,11 @@ def attention_prefers_rows(
 
     Windows win in half precision, though they compute 16 scores for each row of k that they read, except
     where they share few columns, k and v do not stay in the L2 cache, and heads are slivers of a row: padded
-    ones, or with ``dropout``, for which a window draws numbers for 16 rows an entry. In float32 scores would
-    be sums of tensor cores, which are less exact than the definition's.
+    ones, or with ``dropout``, for which a window draws numbers for 16 rows an entry, or where next to no
+    column is shared. In float32 scores would be sums of tensor cores, less exact than the definition's.
     """
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize)
-    return dtype not in HALF or (slivers and (dropout or dim < 16))
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
+    return slivers or dtype not in HALF
 
 
 @functools.cache
@@ -250,8 +251,7 @@ def slices(groups: int, block_dim: int, num_tasks: int, num_slots: int, num_entr
     """
     share = num_slots / max(num_tasks, 1)
     if share > 0.5:
-        # of programs that hold 128 features fewer fit on the GPU at a time
-        return 2 if groups > 1 else 1.25 if block_dim == 128 else 1
+        return 2 if groups > 1 else 1.25 if block_dim == 128 else 1  # of 128 features fewer fit at a time
     if share == 0 or groups == 1 or load(num_tasks, num_entries) is not Load.NORMAL:
         return 1
     return 2 if share > 1 / 3 else 1.5
@@ -313,18 +313,17 @@ def gat_prefers_rows(
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    In float32, for the reasons of dot-product attention where heads are slivers, with or without dropout (of
-    GAT not measured since windows gather heads together), and where heads are narrower than a sector. In
-    inference, where windows need no exponential of a score, half a sector is enough; in training several
-    heads of one are not where windows share few columns, and with ``dropout``, drawn for 16 rows an entry,
-    fairly many (results: gat_shapes.md).
+    In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
+    than a sector. In inference, where windows need no exponential of a score, half a sector is enough; in
+    training several heads of one are not where windows share few columns, and with ``dropout``, drawn for 16
+    rows an entry, fairly many (results: gat_shapes.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize)
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
     return skips or slivers or dtype not in HALF
 
 
@@ -333,7 +332,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
     Forward without dropout makes do with a guess at the maxima, if there is more than a first step. With
-    ``tilted`` sums a warp wants all registers for a head of 128 features, or for four that share a gather.
+    ``tilted`` sums a warp wants all registers for a head of 128 features, four that share a gather, or few
+    programs (results: guesses_apart.md).
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
@@ -342,7 +342,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         if tiny:
             step, stages = (16, 5) if backward or tilted else (32, 2)
             return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
-        return Config(width, 32, 5, 1, rows=2, registers=None if tilted else 168, guess=guess)
+        most = 168 if backward or (tilted and not load.few) else None if tilted else 128
+        return Config(width, 32, 5, 1, rows=2, registers=most, guess=guess)
     if heads > 1 and width == 16 and not dropout and (inference or dim > 8):
         block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
         group, guess = 4 if heads > 2 else 2, guess or inference
@@ -354,7 +355,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
             return Config(width, 32, 2, 4, guess=guess)
         if (dropout and tilted) or (inference and tiny):
             return Config(width, 16, 2, 1)
-        most = None if tilted or dropout else 168 if backward else 224
+        most = None if tilted or dropout else 168 if backward or load is Load.NORMAL else 192
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
         if tiny and tilted and width == 64 and not dropout:

@@ -41,8 +41,14 @@ def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> Non
         assert by_rows(large, heads, dim, True) and not by_rows(large, heads, dim, False)
         assert not by_rows(small, heads, dim, True) and not by_rows(large, heads, dim, True, edges=16)
         sizes = (large, large, 15 * large, 10 * large, heads, dim)
-        assert launch.gat_prefers_rows(*sizes, False, False, dtype)
+        assert launch.gat_prefers_rows(*sizes, False, True, dtype)
+        assert not launch.gat_prefers_rows(*sizes, False, False, dtype)
         assert launch.attention_prefers_rows(*sizes, False, torch.float32)
+        # without dropout, if next to no column is shared
+        for num_edges, rows in ((10_030 * large, True), (10_031 * large, False)):
+            sizes = (large, large, num_edges, 10_000 * large, heads, dim)
+            assert launch.gat_prefers_rows(*sizes, False, False, dtype) == rows
+            assert launch.attention_prefers_rows(*sizes, False, dtype) == rows
     assert by_rows(large, 16, 8, False) and not by_rows(small, 16, 8, False)
     assert not by_rows(10 * large, 1, 32, True) and not by_rows(large, 2, 64, True)
 
