@@ -11,18 +11,16 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import torch
-
 from graphfuse.kernels import float32_rows
-from graphfuse.kernels.device import HALF
 from graphfuse.kernels.loads import FULL
 from graphfuse.kernels.loads import Load as Load
 from graphfuse.kernels.loads import RowLoad as RowLoad
 from graphfuse.kernels.loads import load as load
 from graphfuse.kernels.loads import row_load as row_load
+from graphfuse.kernels.walk_rules import attention_prefers_rows as attention_prefers_rows
+from graphfuse.kernels.walk_rules import gat_prefers_rows as gat_prefers_rows
+from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
-# A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
-_CACHED_BYTES = 48_000_000
 # Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
 _COPIED = 1 << 17
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
@@ -42,15 +40,6 @@ class Config(NamedTuple):
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
-
-
-def prefers_rows(num_rows: int, dim: int) -> bool:
-    """Whether rows are walked one by one rather than in windows of 16.
-
-    Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
-    share nothing. (With a value per edge, rows always are.)
-    """
-    return num_rows < FULL and dim <= 16
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
@@ -161,30 +150,6 @@ def sddmm_row(dim: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
     block = min(power_of_two(dim), 128)
     return Config(block, min(32, max(4, 1024 // block)), 2, 1)
-
-
-def _slivers(
-    num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, size: int, dropout: bool
-) -> bool:
-    # whether heads are slivers of a row, k and v do not stay in the L2 cache, and windows share few columns
-    most = 1500 if dropout or dim < 16 else 1003  # next to none, as where edges were drawn at random
-    narrow = heads > 1 and dim * size <= 64 and 1000 * num_edges <= most * num_entries
-    return narrow and 2 * num_cols * heads * dim * size > _CACHED_BYTES
-
-
-def attention_prefers_rows(
-    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, dropout: bool,
-    dtype: torch.dtype,
-) -> bool:  # fmt: skip
-    """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
-
-    Windows win in half precision, though they compute 16 scores for each row of k that they read, except
-    where they share few columns, k and v do not stay in the L2 cache, and heads are slivers of a row: padded
-    ones, or with ``dropout``, for which a window draws numbers for 16 rows an entry, or where next to no
-    column is shared. In float32 scores would be sums of tensor cores, less exact than the definition's.
-    """
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
-    return slivers or dtype not in HALF
 
 
 @functools.cache
@@ -305,26 +270,6 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
-
-
-def gat_prefers_rows(
-    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
-    dropout: bool, dtype: torch.dtype,
-) -> bool:  # fmt: skip
-    """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
-
-    In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
-    than a sector. In inference, where windows need no exponential of a score, half a sector is enough; in
-    training several heads of one are not where windows share few columns, and with ``dropout``, drawn for 16
-    rows an entry, fairly many (results: gat_shapes.md).
-    """
-    sector = dim * dtype.itemsize
-    if sector < 32:
-        pairs = sector == 16 and heads > 1 and dtype in HALF
-        return trained or not pairs or 2 * num_edges <= 3 * num_entries
-    skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
-    return skips or slivers or dtype not in HALF
 
 
 @functools.cache

@@ -25,6 +25,10 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     assert not by_rows(FEW, 1, 16, True, True) and not by_rows(FEW, 4, 32, True, True)
     assert by_rows(MANY, 8, 8, True) and not by_rows(MANY, 8, 8, False)  # two heads of 16 bytes are a sector
     assert by_rows((1000, 1000, 1500, 1000), 8, 8, False)
+    large = 93_751  # whose x of 128 numbers does not stay in the L2 cache
+    for num_cols, trained_by_rows in ((large - 1, True), (large, False)):
+        sizes = (num_cols, num_cols, 11 * num_cols, 10 * num_cols)
+        assert by_rows(sizes, 8, 16, True) == trained_by_rows and by_rows(sizes, 8, 16, True, True)
     assert by_rows(MANY, 1, 8, False) and by_rows(MANY, 8, 4, False)
     for trained in (False, True):
         assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)

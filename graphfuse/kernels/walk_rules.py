@@ -1,0 +1,69 @@
+"""Whether a kernel walks rows or windows: a function of the graph's counts and the shapes, of no timing."""
+
+from __future__ import annotations
+
+import torch
+
+from graphfuse.kernels.device import HALF
+from graphfuse.kernels.loads import FULL
+
+# A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
+_CACHED_BYTES = 48_000_000
+
+
+def prefers_rows(num_rows: int, dim: int) -> bool:
+    """Whether rows are walked one by one rather than in windows of 16.
+
+    Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
+    share nothing. (With a value per edge, rows always are.)
+    """
+    return num_rows < FULL and dim <= 16
+
+
+def _beyond_cache(num_cols: int, heads: int, dim: int, size: int) -> bool:
+    return 2 * num_cols * heads * dim * size > _CACHED_BYTES
+
+
+def _slivers(
+    num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, size: int, dropout: bool
+) -> bool:
+    # whether heads are slivers of a row, k and v do not stay in the L2 cache, and windows share few columns
+    most = 1500 if dropout or dim < 16 else 1003  # next to none, as where edges were drawn at random
+    narrow = heads > 1 and dim * size <= 64 and 1000 * num_edges <= most * num_entries
+    return narrow and _beyond_cache(num_cols, heads, dim, size)
+
+
+def attention_prefers_rows(
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, dropout: bool,
+    dtype: torch.dtype,
+) -> bool:  # fmt: skip
+    """Whether attention walks rows, all heads of one at a time, rather than windows, a group at a time.
+
+    Windows win in half precision, though they compute 16 scores for each row of k that they read, except
+    where they share few columns, k and v do not stay in the L2 cache, and heads are slivers of a row: padded
+    ones, or with ``dropout``, for which a window draws numbers for 16 rows an entry, or where next to no
+    column is shared. In float32 scores would be sums of tensor cores, less exact than the definition's.
+    """
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
+    return slivers or dtype not in HALF
+
+
+def gat_prefers_rows(
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
+    dropout: bool, dtype: torch.dtype,
+) -> bool:  # fmt: skip
+    """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
+
+    In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
+    than a sector. In inference, where windows need no exponential of a score, half a sector is enough; in
+    training several heads of one are not where windows share few columns of an x that stays in the L2 cache,
+    and with ``dropout``, drawn for 16 rows an entry, fairly many (results: gat_shapes.md, rows_once_more.md).
+    """
+    sector = dim * dtype.itemsize
+    if sector < 32:
+        pairs = sector == 16 and heads > 1 and dtype in HALF
+        return trained or not pairs or 2 * num_edges <= 3 * num_entries
+    skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
+    skips = skips and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
+    return skips or slivers or dtype not in HALF
