@@ -9,7 +9,7 @@ _SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
 _SPMM_CUT = select("ops/test_spmm", "cut_windows and hub and False")
 _FAR = "kernels/test_run"
 # lines that follow, where one alone would stand there twice
-_SPMM_LOAD = " + offs_dim[None, :]\n        x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)"
+_SPMM_LOAD = " + offs_dim[None, :]\n            x = tl.load(x_ptr + offs_x, mask=mask_dim[None"
 _BACKWARD_MASK = "        gathered = live[:, None, None] & mask[None, :, :]\n        offs_gathered"
 
 FAULTS = (
