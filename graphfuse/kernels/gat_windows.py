@@ -350,12 +350,12 @@ def walk_again(
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # A function of its own, or the compiler would crowd the registers of each walk with a guess for the sake
-    # of one that hardly ever follows.
+    # of one that hardly ever follows. It is called with scalars alone, so it begins from the task.
     walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
         column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
-        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, 1, False, SLOPE, DROPOUT, LOOPS,
-        ACC,
+        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, False, SLOPE, DROPOUT,
+        LOOPS, ACC,
     )  # fmt: skip
 
 
