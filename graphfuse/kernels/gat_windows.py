@@ -240,8 +240,8 @@ def walk(
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_window_kernel` does. With GUESS nothing is stored, and that is returned, if the guess was not
-    # good enough, or a sum is no number.
+    # What `gat_window_kernel` does. With GUESS it returns whether the guess was good enough and all sums are
+    # numbers; if not, nothing is stored.
     TILTED: tl.constexpr = tilt_ptr is not None
     head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))

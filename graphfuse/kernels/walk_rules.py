@@ -21,6 +21,7 @@ def prefers_rows(num_rows: int, dim: int) -> bool:
 
 
 def _beyond_cache(num_cols: int, heads: int, dim: int, size: int) -> bool:
+    # whether k and v, or the x of GAT and its gradient, which is gathered in backward, are
     return 2 * num_cols * heads * dim * size > _CACHED_BYTES
 
 
