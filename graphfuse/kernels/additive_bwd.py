@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
@@ -29,6 +28,7 @@ from graphfuse.kernels.attention import Plan, Structure, window_launch, window_l
 from graphfuse.kernels.attention_bwd import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
+from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -37,11 +37,12 @@ from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
 # (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
-# norm 1: the rounding of an LSE does the same to all weights of a row. Of GAT also the gradient of a_dst.
+# norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
+# its place. Of GAT also the gradient of a_dst.
 #   grid      (ceil(num_rows * HEADS / ROWS),)
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_delta_kernel(
-    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, num_rows,
+    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, seed_ptr, num_rows,
     GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -63,6 +64,9 @@ def _additive_delta_kernel(
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
         norm = tl.full((ROWS,), 1.0, dtype=ACC)
+        if seed_ptr is not None:
+            key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
+            norm = key.to(tl.float32, bitcast=True)
     store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:
         d_a_dst = (1.0 - SLOPE) * product_of_rows(tilt, grad, live, DIM, ACC)
@@ -89,7 +93,7 @@ def backward_plans(
     structures: tuple[Structure, Structure], grad: Tensor, given: Operands, saved: Saved, shape: Shape
 ) -> Plans:
     """What :func:`additive_bwd` launches for such operands without features of edges; no size is 0."""
-    delta, no_edges = _delta_plan(structures[0].walk, grad, saved, shape), (None, None)
+    delta, no_edges = _delta_plan(structures, grad, saved, shape), (None, None)
     if not shape.v2:
         return Plans(delta, None, _gat_plan(structures[1], grad, given, shape, no_edges))
     rows, columns = [
@@ -99,8 +103,14 @@ def backward_plans(
     return Plans(delta, rows, columns)
 
 
-def _delta_plan(w: Walk, grad: Tensor, saved: Saved, shape: Shape) -> Launch:
-    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0)
+def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
+    # whether backward's kernel takes from a receiver its key of dropout
+    return shape.dropout > 0 and structures[1].walk.row_mask is not None
+
+
+def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape) -> Launch:
+    w, keyed = structures[0].walk, _keyed(structures, shape)
+    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, keyed)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)
@@ -111,13 +121,16 @@ def _delta_plan(w: Walk, grad: Tensor, saved: Saved, shape: Shape) -> Launch:
     return plan
 
 
-def _stats(plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape) -> tuple[Tensor, Tensor]:
+def _stats(
+    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool
+) -> tuple[Tensor, Tensor]:
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
+    outputs += (given.seed if keyed else None,)
     plan(outputs, (), aligned(grad, a_dst), grad.get_device())
     return stats, d_a_dst
 
@@ -158,8 +171,8 @@ def additive_bwd(
     d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
-    delta = _delta_plan(structures[0].walk, grad, saved, shape) if plans is None else plans.delta
-    stats, d_a_dst = _stats(delta, grad, given, saved, shape)
+    delta = _delta_plan(structures, grad, saved, shape) if plans is None else plans.delta
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape))
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)

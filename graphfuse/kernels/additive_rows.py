@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import exp, kept, key_of, of_copy, shift_of
+from graphfuse.kernels.attention_tiles import exp, shift_of
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
     columns_of_step,

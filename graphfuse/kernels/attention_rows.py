@@ -13,13 +13,11 @@ from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     exp,
     inverse,
-    kept,
-    key_of,
-    of_copy,
     shift_of,
     slope,
     store_softmax,
 )
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,

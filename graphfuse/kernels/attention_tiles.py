@@ -1,4 +1,4 @@
-"""Pieces of the attention kernels: the graph's part of a step, the online softmax, dropout."""
+"""Pieces of the attention kernels: the graph's part of a step, the online softmax."""
 
 import triton
 import triton.language as tl
@@ -226,30 +226,6 @@ def of_receivers(pair_ptr, column, heads, HEADS: tl.constexpr, GROUP: tl.constex
     return lse, minus_delta
 
 
-@triton.constexpr_function
-def threshold(dropout):
-    # draws of 32 bits below this are dropped
-    return min(round(dropout * 2**32), 2**32 - 1)
-
-
-@triton.jit
-def key_of(seed_ptr, node, head, SOURCE: tl.constexpr):
-    # What a node has to say about dropout, 64 bits: two words of a Philox of 7 rounds over a source, or over
-    # a receiver and head.
-    if SOURCE:
-        head = tl.zeros_like(node)
-    node, head = tl.broadcast(node, head)
-    zero = tl.zeros_like(node)
-    a, b, _, _ = tl.philox(tl.load(seed_ptr), node, head, zero + SOURCE, zero, 7)
-    return a.to(tl.uint64) << 32 | b.to(tl.uint64)
-
-
-@triton.jit
-def of_copy(key, copy):
-    # the key of one end of an edge, no matter which, where a repeated edge has many
-    return key ^ ((copy.to(tl.uint32) * 0x9E3779B9).to(tl.uint64) << 32)
-
-
 @triton.jit
 def in_place(key):
     # Numbers of columns as they are. The gather keeps Triton from computing each anew in all the threads of a
@@ -259,15 +235,6 @@ def in_place(key):
     if AXIS == 2:
         index = index[None, :, :]
     return tl.gather(key, tl.broadcast_to(index, key.shape), AXIS)
-
-
-@triton.jit
-def kept(own, other, DROPOUT: tl.constexpr, VALUE: tl.constexpr):
-    # VALUE where dropout keeps the weight between nodes with these keys, else 0. Both directions compute it
-    # alike; the product makes of two keys draws as independent as a Philox for each edge would.
-    both = own ^ other
-    draw = (both >> 32).to(tl.uint32) * (both.to(tl.uint32) | 1)
-    return tl.where(draw >= threshold(DROPOUT), VALUE, 0.0)
 
 
 @triton.jit

@@ -12,14 +12,11 @@ from graphfuse.kernels.attention_tiles import (
     held,
     in_place,
     inverse,
-    kept,
-    key_of,
     load_columns,
     load_numbers,
     load_own,
     numbers_of_group,
     of_columns,
-    of_copy,
     own_of_flat,
     rate_of,
     resident,
@@ -32,6 +29,7 @@ from graphfuse.kernels.attention_tiles import (
     summable,
     window_step,
 )
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import after_residual
 from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 

@@ -11,12 +11,9 @@ from graphfuse.kernels.attention_tiles import (
     gather,
     group_tile,
     in_place,
-    kept,
-    key_of,
     load_numbers,
     load_own,
     of_columns,
-    of_copy,
     own_of_flat,
     resident,
     rows_of_scores,
@@ -24,6 +21,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
+from graphfuse.kernels.dropout import keeps, kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -112,7 +110,7 @@ def gat_bwd_window_kernel(
     offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
     x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0)
     own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
-    APART: tl.constexpr = COLUMNS if DROPOUT > 0 else 8 * WARPS  # dropout's scores Triton would move for it
+    APART: tl.constexpr = 8 * WARPS
     ROWS: tl.constexpr = (GROUP, 16, APART) if GROUP > 1 else (16, APART)
     d_own = tl.zeros(ROWS, dtype=ACC)
     dx = tl.zeros((GROUP * 16, GROUP * BLOCK_DIM), dtype=ACC)
@@ -130,7 +128,7 @@ def gat_bwd_window_kernel(
         own_grad = load_own(
             grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
-        dx = flat(loop_p, GROUP) * own_grad.to(ACC)
+        dx = flat(loop_p * (1.0 - DROPOUT), GROUP) * own_grad.to(ACC)
     x, own = resident(x, GROUP, WARPS, ACC), own_of_scores(own, GROUP, COLUMNS, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -140,7 +138,7 @@ def gat_bwd_window_kernel(
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
-        lse, _, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
+        lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
         rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))
@@ -150,14 +148,18 @@ def gat_bwd_window_kernel(
             ds = p * dot(x, columns_last(grad, GROUP), tl.broadcast_to(-delta, outside.shape), ACC)
         else:
             dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
-            other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, False)
-            other_key = of_copy(other_key, of_columns(copy, GROUP))
-            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
-            dp, dropped = dp * factor, p * factor
-            ds = slope(p, dp, delta, False)
+            other_key = key.to(tl.uint32, bitcast=True)
+            if copy_ptr is not None:
+                other_key = of_copy(other_key, in_place(of_columns(copy, GROUP)))
+            dropped = tl.where(keeps(own_key, other_key, DROPOUT), p, 0.0)
+            ds = dropped * (dp * (1.0 / (1.0 - DROPOUT))) - p * delta
+            ds = tl.where(p >= 1 - 2.0**-16, 0.0, ds)  # as in `slope`
         d_own += sums_in_place(ds * rate, APART)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
-    d_own, dx = flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP), own_of_flat(dx, GROUP)
+    d_own, dx = (
+        flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP),
+        own_of_flat(dx * (1.0 / (1.0 - DROPOUT)), GROUP),
+    )
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
     its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)

@@ -23,17 +23,15 @@ from graphfuse.kernels.attention_tiles import (
     head_of_tile,
     held,
     in_place,
-    kept,
-    key_of,
     load_columns,
     load_numbers,
     numbers_of_columns,
-    of_copy,
     shift_of,
     side_by_side,
     summable,
     window_step,
 )
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_tiles import (
     at_most,
@@ -146,7 +144,6 @@ def attend(
     # [begin, end) of a window. FIXED: `top`, the score that a source with the number in `means` would make,
     # stays what is subtracted from scores. Whether that was good enough is for `held` to say, from `total`
     # and from `seen`, the rows of all entries.
-    tl.static_assert(not FIXED or DROPOUT == 0, "weights are dropped from running sums alone")
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
@@ -208,7 +205,7 @@ def attend(
                 bends = ones_where_greater(other[g], (-own[g]).to(other[g].dtype), weight)
                 high = dot(weight * bends, ones, high, ACC)
             if DROPOUT > 0:
-                weight = (p * kept(own_key[g], in_place(other_key), DROPOUT, 1.0)).to(x.dtype)
+                weight *= kept(own_key[g], in_place(other_key), DROPOUT, 1.0).to(x.dtype)
             acc = dot(weight, x, acc, ACC)
             if TILTED:
                 tilt = dot(weight * bends, x, tilt, ACC)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import kept, key_of, of_copy
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,

@@ -282,14 +282,14 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
-    guess, few = not (dropout or backward or tiny), inference and load.few
-    if heads > 1 and width == 32 and not dropout:
+    guess, few = not (backward or tiny), inference and load.few
+    if heads > 1 and width == 32:
         if tiny:
             step, stages = (16, 5) if backward or tilted else (32, 2)
             return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
         most = 168 if backward or (tilted and not load.few) else None if tilted else 128
         return Config(width, 32, 5, 1, rows=2, registers=most, guess=guess)
-    if heads > 1 and width == 16 and not dropout and (inference or dim > 8):
+    if heads > 1 and width == 16 and (inference or dim > 8):
         block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
         group, guess = 4 if heads > 2 else 2, guess or inference
         if tiny and backward:

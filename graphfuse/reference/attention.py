@@ -89,31 +89,30 @@ def softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
 def kept(edge_index: Tensor, heads: int, dropout: float, seed: Tensor) -> Tensor:
     """Which weights dropout keeps, ``bool[num_edges, heads]``: a hash of (receiver, source, copy, head).
 
-    Philox-4x32 of 7 rounds (Salmon et al., SC 2011), as ``tl.philox`` computes it, gives two words to each
-    source and two to each receiver and head; the product of what the two ends of an edge make of each is its
-    draw of 32 bits.
+    Each source, and each receiver and head, has a key, an odd word of 32 bits; the product of those at the
+    two ends of an edge is its draw, times a constant of each copy but the first. Source: Dietzfelbinger et
+    al., A Reliable Randomized Algorithm for the Closest-Pair Problem, J. Algorithms 25, 1997; bits are mixed
+    by C. Wellons' "lowbias32".
     """
     src, dst = edge_index[0].long(), edge_index[1].long()
-    zero = torch.zeros_like(src)
-    head = torch.arange(heads, device=src.device)
-    a, b = _philox(seed, dst[:, None], head[None, :], zero[:, None])
-    other_a, other_b = _philox(seed, src, zero, zero + 1)
-    other_a = other_a ^ (copy_of(edge_index) * 0x9E3779B9) & 0xFFFFFFFF
-    _, draw = _product(a ^ other_a[:, None], b ^ other_b[:, None] | 1)
+    low, high = seed & _WORD, (seed >> 32) & _WORD
+    place = dst[:, None] * 0x9E3779B1 + torch.arange(heads, device=src.device) * 0x85EBCA77
+    own = _mixed(place + _mixed(_mixed(low) + high)) | 1
+    other = _mixed(src * 0x9E3779B1 + _mixed(_mixed(low ^ 0x243F6A88) + high)) | 1
+    other = other * (copy_of(edge_index) * 0x3C6EF372 + 1) & _WORD
+    draw = own * other[:, None] & _WORD
     return draw >= min(round(dropout * 2**32), 2**32 - 1)
 
 
-def _philox(seed: Tensor, *counters: Tensor) -> tuple[Tensor, Tensor]:
-    # the first two words; the fourth counter is 0
-    c0, c1, c2 = torch.broadcast_tensors(*counters)
-    c3 = torch.zeros_like(c0)
-    key0, key1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-    for _ in range(7):
-        high0, low0 = _product(0xD2511F53, c0)
-        high1, low1 = _product(0xCD9E8D57, c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
-        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0, c1
+_WORD = 0xFFFFFFFF
+
+
+def _mixed(x: Tensor) -> Tensor:
+    # of the low 32 bits; products wrap around in the high ones
+    x = x & _WORD
+    x = (x ^ x >> 16) * 0x7FEB352D & _WORD
+    x = (x ^ x >> 15) * 0x846CA68B & _WORD
+    return x ^ x >> 16
 
 
 def copy_of(edge_index: Tensor) -> Tensor:
@@ -124,12 +123,3 @@ def copy_of(edge_index: Tensor) -> Tensor:
     first = torch.searchsorted(ordered, ordered)
     place = torch.arange(key.numel(), device=key.device) - first
     return torch.empty_like(place).scatter_(0, order, place)
-
-
-def _product(a: int | Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    # upper and lower 32 bits of a 32 x 32 bit product, in 64-bit integers that have a sign
-    low, high = a & 0xFFFF, a >> 16
-    b_low, b_high = b & 0xFFFF, b >> 16
-    middle = high * b_low + ((low * b_low) >> 16)
-    cross = low * b_high + (middle & 0xFFFF)
-    return high * b_high + (middle >> 16) + (cross >> 16), (cross << 16 | (low * b_low) & 0xFFFF) & 0xFFFFFFFF
