@@ -23,7 +23,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.dropout import keeps, kept, key_of, of_copy
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.tiles import after_previous, beside_previous, dot, load_bits, load_task
 
 
@@ -109,7 +109,7 @@ def attention_bwd_window_kernel(
                 other_value_ptr, row_index_ptr, window, head, num_rows, with_loop, OTHER_VALUE_STRIDE, HEADS,
                 DIM, GROUP, BLOCK_DIM,
             )  # fmt: skip
-            second = flat(p_loop * (1.0 - DROPOUT), GROUP) * own_other.to(ACC)
+            second = flat(p_loop, GROUP) * own_other.to(ACC)
     own, own_value = resident(own, GROUP, WARPS, ACC), resident(own_value, GROUP, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     if key_scale_ptr is not None and not TRANSPOSED:
@@ -144,9 +144,9 @@ def attention_bwd_window_kernel(
             dp = dot(own_value, columns_last(other_value, GROUP), tl.zeros_like(outside), ACC)
             other_key = key_of(seed_ptr, of_columns(column, GROUP), heads, not TRANSPOSED)
             other_key = of_copy(other_key, of_columns(copy, GROUP))
-            dropped = tl.where(keeps(own_key, in_place(other_key), DROPOUT), p, 0.0)
-            ds = dropped * (dp * (1.0 / (1.0 - DROPOUT))) + p * minus_delta
-            ds = tl.where(p >= 1 - 2.0**-16, 0.0, ds)  # as in `slope`
+            factor = kept(own_key, in_place(other_key), DROPOUT, 1.0 / (1.0 - DROPOUT))
+            dp, dropped = dp * factor, p * factor
+            ds = slope(p, dp, -minus_delta, False)
         if key_scale_ptr is not None and not TRANSPOSED:
             ds *= key_scale
             scale = of_nodes(key_scale_ptr, ahead, heads, HEADS, GROUP)
@@ -155,7 +155,7 @@ def attention_bwd_window_kernel(
         if TRANSPOSED:
             second = dot(flat(dropped.to(other_value.dtype), GROUP), other_value, second, ACC)
     first = own_of_flat(first * SCALE, GROUP)
-    second = own_of_flat(second * (1.0 / (1.0 - DROPOUT)), GROUP)
+    second = own_of_flat(second, GROUP)
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     whole = True
     if partial_ptr is not None:

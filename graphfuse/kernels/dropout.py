@@ -44,12 +44,6 @@ def of_copy(key, copy):
 
 
 @triton.jit
-def keeps(own, other, DROPOUT: tl.constexpr):
-    # whether dropout keeps the weight between nodes with these keys
-    return own * other >= threshold(DROPOUT)
-
-
-@triton.jit
 def kept(own, other, DROPOUT: tl.constexpr, VALUE: tl.constexpr):
-    # VALUE if so, else 0
-    return tl.where(keeps(own, other, DROPOUT), VALUE, 0.0)
+    # VALUE where dropout keeps the weight between nodes with these keys, else 0
+    return tl.where(own * other >= threshold(DROPOUT), VALUE, 0.0)

@@ -21,7 +21,7 @@ from graphfuse.kernels.attention_tiles import (
     slope,
     window_step,
 )
-from graphfuse.kernels.dropout import keeps, kept, key_of, of_copy
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -128,7 +128,7 @@ def gat_bwd_window_kernel(
         own_grad = load_own(
             grad_ptr, row_index_ptr, window, head, num_loops, first, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM
         )
-        dx = flat(loop_p * (1.0 - DROPOUT), GROUP) * own_grad.to(ACC)
+        dx = flat(loop_p, GROUP) * own_grad.to(ACC)
     x, own = resident(x, GROUP, WARPS, ACC), own_of_scores(own, GROUP, COLUMNS, WARPS, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -151,14 +151,14 @@ def gat_bwd_window_kernel(
             other_key = key.to(tl.uint32, bitcast=True)
             if copy_ptr is not None:
                 other_key = of_copy(other_key, in_place(of_columns(copy, GROUP)))
-            dropped = tl.where(keeps(own_key, other_key, DROPOUT), p, 0.0)
-            ds = dropped * (dp * (1.0 / (1.0 - DROPOUT))) - p * delta
-            ds = tl.where(p >= 1 - 2.0**-16, 0.0, ds)  # as in `slope`
+            factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+            dp, dropped = dp * factor, p * factor
+            ds = slope(p, dp, delta, False)
         d_own += sums_in_place(ds * rate, APART)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
     d_own, dx = (
         flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP),
-        own_of_flat(dx * (1.0 / (1.0 - DROPOUT)), GROUP),
+        own_of_flat(dx, GROUP),
     )
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)

@@ -168,8 +168,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         # a bound costs instructions, but where tasks are short what it makes of the loop is faster
         stages, most = 3 if long and width == 32 else 5, 168 if group > 2 else None if long else 128
         return Config(width, 32, stages, 1, rows=group, registers=most, guess=guess)
-    if dropout and width == 32:
-        group = 1
+    if dropout and width == 32 and group > 1:
+        return Config(width, 32, 3, 1, rows=group, registers=168)
     if width == 64 and load.few and not scaled:
         return Config(width, 32, 5, 1, registers=144 if dropout else 168)
     if width == 64 and scaled and load is Load.NORMAL:
@@ -287,10 +287,13 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         if tiny:
             step, stages = (16, 5) if backward or tilted else (32, 2)
             return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
-        most = 168 if backward or (tilted and not load.few) else None if tilted else 128
+        all_registers = tilted and (load.few or dropout)
+        most = None if all_registers else 168 if backward or tilted else 128
         return Config(width, 32, 5, 1, rows=2, registers=most, guess=guess)
     if heads > 1 and width == 16 and (inference or dim > 8):
         block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
+        if backward and dropout:
+            return Config(block, 32, 3, 1, rows=2, registers=128)
         group, guess = 4 if heads > 2 else 2, guess or inference
         if tiny and backward:
             return Config(block, 16, 2, 1, rows=group, registers=168)
@@ -298,18 +301,18 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if width > 64:
         if width > 128 or dim % 8 != 0:
             return Config(width, 32, 2, 4, guess=guess)
-        if (dropout and tilted) or (inference and tiny):
+        if tiny and (inference or (dropout and tilted)):
             return Config(width, 16, 2, 1)
-        most = None if tilted or dropout else 168 if backward or load is Load.NORMAL else 192
+        most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
         return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
     if group == 1:
         if tiny and tilted and width == 64 and not dropout:
             return Config(width, 16, 5, 1)
-        most = 168 if (few and width == 64) or (tilted and (dropout or width == 64)) else 128
+        most = 168 if width == 64 and (tilted or few or (dropout and load.few)) else 128
         if width == 16:
             most = None if dropout or tilted else 168
-        elif width == 64 and dropout and (backward or (tilted and not tiny)):
-            most = None
+        elif dropout and tilted:
+            most = 168
         return Config(width, 32, 3, 1, registers=most, guess=guess)
     stages, group = 3 if dropout or backward else 5, 1 if dropout and backward else group
     return Config(width, 32, stages, 1, rows=group, guess=guess)

@@ -58,13 +58,14 @@ def gat_prefers_rows(
     In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
     than a sector. In inference, where windows need no exponential of a score, half a sector is enough; in
     training several heads of one are not where windows share few columns of an x that stays in the L2 cache,
-    and with ``dropout``, drawn for 16 rows an entry, fairly many (results: gat_shapes.md, rows_once_more.md).
+    or, with ``dropout``, drawn for 16 rows an entry, of any (results: gat_shapes.md, rows_once_more.md,
+    dropout.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
-    skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (12 if dropout else 5) * num_entries
+    skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
     skips = skips and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, False)
     return skips or slivers or dtype not in HALF

@@ -21,7 +21,8 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
 
     assert by_rows(FEW, 8, 16, True) and not by_rows(FEW, 8, 16, False)
     assert not by_rows(SOME, 8, 16, True) and not by_rows(MANY, 8, 16, True)  # windows have less to skip
-    assert by_rows(SOME, 8, 16, True, True) and not by_rows(MANY, 8, 16, True, True)
+    assert by_rows((1000, 1000, 1500, 1000), 8, 16, True, True)  # with dropout also to draw for
+    assert not by_rows((1000, 1000, 1501, 1000), 8, 16, True, True)
     assert not by_rows(FEW, 1, 16, True, True) and not by_rows(FEW, 4, 32, True, True)
     assert by_rows(MANY, 8, 8, True) and not by_rows(MANY, 8, 8, False)  # two heads of 16 bytes are a sector
     assert by_rows((1000, 1000, 1500, 1000), 8, 8, False)
@@ -45,7 +46,7 @@ def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> Non
         assert by_rows(large, heads, dim, True) and not by_rows(large, heads, dim, False)
         assert not by_rows(small, heads, dim, True) and not by_rows(large, heads, dim, True, edges=16)
         sizes = (large, large, 15 * large, 10 * large, heads, dim)
-        assert launch.gat_prefers_rows(*sizes, False, True, dtype)
+        assert not launch.gat_prefers_rows(*sizes, False, True, dtype)
         assert not launch.gat_prefers_rows(*sizes, False, False, dtype)
         assert launch.attention_prefers_rows(*sizes, False, torch.float32)
         # without dropout, if next to no column is shared
