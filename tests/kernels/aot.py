@@ -136,7 +136,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLoad):
         kernels += [(attention_rows.attention_row_kernel, rows, False)]
         kernels += [(attention_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
-    plain, with_loops = ((0.0, False), (0.5, False)), ((0.0, True), (0.5, True))
+    plain, with_loops = ((0.0, False), (0.6, False)), ((0.0, True), (0.6, True))
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
         windows = (
             *(
@@ -239,7 +239,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     ):
         configs = dict.fromkeys(launch.gat_row(heads, dim, size, load, back) for load in RowLoad)
         kernels += [(kernel, config, False, {}) for config in configs]
-    for rate, with_edges in ((0.0, False), (0.5, True)):
+    for rate, with_edges in ((0.0, False), (0.6, True)):
         untilted = {"tilt_ptr": None}
         windows = [
             (kernel, config, False, more)

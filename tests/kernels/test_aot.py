@@ -43,7 +43,7 @@ def test_every_kernel_fits(target: str) -> None:
     # AGNN's wide windows spill between their two loops, not in them. Launches are chosen for NVIDIA's
     # registers: on AMD one kernel, with dropout, pays for it.
     known = ("attention_window_kernel[fp16-1-128-0-",)
-    known += ("attention_bwd_window_kernel[fp16-1-128-0-0.5-",) if target.startswith("gfx942") else ()
+    known += ("attention_bwd_window_kernel[fp16-1-128-0-0.6-",) if target.startswith("gfx942") else ()
     spilled = [r for r in reports if r["spilled"] > r["may_spill"] and not r["kernel"].startswith(known)]
     too_large = [report for report in reports if report["shared"] > report["limit"]]
     assert not spilled, f"{len(spilled)} spill, first: {spilled[0]}"

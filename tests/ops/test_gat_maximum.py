@@ -59,7 +59,11 @@ def maxima(edge_index: Tensor, given: dict[str, Tensor]) -> Tensor:
 
 # from scores near 0 to weights of 0 and 1; a slope beyond [0, 1] has to keep exponentials for scores
 @pytest.mark.parametrize(
-    ("factor", "slope"), [(0.3, 0.2), (1.0, 0.0), (4.0, 1.0), (20.0, 0.2), (40.0, 0.2), (1.0, 1.5)]
+    ("factor", "slope", "dropout"),
+    [
+        *((0.3, 0.2, 0.0), (1.0, 0.0, 0.0), (4.0, 1.0, 0.0), (20.0, 0.2, 0.0), (40.0, 0.2, 0.0)),
+        *((1.0, 1.5, 0.0), (0.3, 0.2, 0.4), (20.0, 0.2, 0.4)),
+    ],
 )
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -68,6 +72,7 @@ def test_it_changes_no_result(
     heads: int,
     factor: float,
     slope: float,
+    dropout: float,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,7 +85,8 @@ def test_it_changes_no_result(
     for name in ("a_src", "a_dst"):
         given[name] *= factor
     given = {name: x.requires_grad_() for name, x in given.items()}
-    options: dict[str, Any] = {"negative_slope": slope, "self_loops": loops}
+    options: dict[str, Any] = {"negative_slope": slope, "self_loops": loops, "dropout": dropout}
+    options |= {"seed": torch.tensor([7], device=device)} if dropout > 0 else {}
     check(
         lambda **given: ops.gat_attention(**given, windows=windows, **options),
         lambda **given: reference.gat_attention(edge_index, **given, **options),
