@@ -10,7 +10,6 @@ from graphfuse.kernels.attention_tiles import (
     flat,
     gather,
     group_tile,
-    in_place,
     load_numbers,
     load_own,
     of_columns,
@@ -150,7 +149,7 @@ def gat_bwd_window_kernel(
             dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
             other_key = key.to(tl.uint32, bitcast=True)
             if copy_ptr is not None:
-                other_key = of_copy(other_key, in_place(of_columns(copy, GROUP)))
+                other_key = of_copy(other_key, of_columns(copy, GROUP))
             factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
             ds = slope(p, dp, delta, False)
