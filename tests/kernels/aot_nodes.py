@@ -121,6 +121,7 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "d_a_dst_ptr"), pointer
     )
     operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
+    operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
     for kernel in (
         gathered._gathered_kernel,
         attention_bwd._attention_delta_kernel,
