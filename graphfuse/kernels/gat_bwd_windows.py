@@ -155,10 +155,7 @@ def gat_bwd_window_kernel(
             ds = slope(p, dp, delta, False)
         d_own += sums_in_place(ds * rate, APART)
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
-    d_own, dx = (
-        flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP),
-        own_of_flat(dx, GROUP),
-    )
+    d_own, dx = flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP), own_of_flat(dx, GROUP)
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
     its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)

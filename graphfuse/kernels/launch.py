@@ -276,9 +276,9 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward without dropout makes do with a guess at the maxima, if there is more than a first step. With
-    ``tilted`` sums a warp wants all registers for a head of 128 features, four that share a gather, or few
-    programs (results: guesses_apart.md).
+    Forward makes do with a guess at the maxima, if there is more than a first step. With ``tilted`` sums a
+    warp wants all registers for a head of 128 features, four that share a gather, few programs, or dropout
+    (results: guesses_apart.md, dropout.md).
     """
     group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
     inference, tiny = not (dropout or backward or tilted), load is Load.TINY
