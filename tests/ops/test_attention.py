@@ -106,12 +106,15 @@ def test_dropout(graph: str, dtype: torch.dtype, walked: str, device: torch.devi
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropped_weights_are_independent(rate: float) -> None:
-    """Rows, columns, heads, copies, squares of the mask: what a product of two hashes could tie together."""
+    """Rows, columns, heads, copies, squares, both directions, seeds: what a product of hashes could tie."""
     side = torch.arange(400)
     pairs = torch.cartesian_prod(side, side).t()
-    keep = reference.attention.kept(torch.cat([pairs, pairs], 1), 2, rate, torch.tensor([1 << 40 | 9]))
-    z = (keep.double() - (1 - rate)) / (rate * (1 - rate)) ** 0.5
-    z = z.view(2, 400, 400, 2)  # copy, source, receiver, head
+
+    def drawn(seed: int) -> Tensor:  # copy, source, receiver, head
+        keep = reference.attention.kept(torch.cat([pairs, pairs], 1), 2, rate, torch.tensor([seed]))
+        return ((keep.double() - (1 - rate)) / (rate * (1 - rate)) ** 0.5).view(2, 400, 400, 2)
+
+    z, next_seed, far_seed = drawn(1 << 40 | 9), drawn(1 << 40 | 10), drawn(2 << 40 | 9)
     size = z.numel()
     one = z[0, :, :, 0]
     found = {
@@ -121,6 +124,9 @@ def test_dropped_weights_are_independent(rate: float) -> None:
         "squares": (one[::2, ::2] * one[1::2, ::2] * one[::2, 1::2] * one[1::2, 1::2]).mean() * 200,
         "sources": (one[1:] * one[:-1]).mean() * (399 * 400) ** 0.5,
         "receivers": (one[:, 1:] * one[:, :-1]).mean() * (399 * 400) ** 0.5,
+        "directions": (one * one.t()).triu(1).sum() / (399 * 200) ** 0.5,
+        "seeds": (z * next_seed).mean() * size**0.5,
+        "upper bits of seeds": (z * far_seed).mean() * size**0.5,
     }
     assert {name for name, value in found.items() if value.abs() > 4} == set()
     # the largest singular value of independent draws is 2 sqrt(n); a mask made of rows and columns has others
