@@ -280,42 +280,59 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     warp wants all registers for a head of 128 features, four that share a gather, few programs, or dropout
     (results: guesses_apart.md, dropout.md).
     """
-    group, width = 2 if heads > 1 and dim <= 16 else 1, power_of_two(dim, 16)
-    inference, tiny = not (dropout or backward or tilted), load is Load.TINY
-    guess, few = not (backward or tiny), inference and load.few
-    if heads > 1 and width == 32:
-        if tiny:
-            step, stages = (16, 5) if backward or tilted else (32, 2)
-            return Config(width, step, stages, 1, rows=2, registers=168 if tilted else 128)
-        all_registers = tilted and (load.few or dropout)
-        most = None if all_registers else 168 if backward or tilted else 128
-        return Config(width, 32, 5, 1, rows=2, registers=most, guess=guess)
-    if heads > 1 and width == 16 and (inference or dim > 8):
-        block, stages, most = power_of_two(dim, 8), 5 if tilted else 3, 168 if inference else None
-        if backward and dropout:
-            return Config(block, 32, 3, 1, rows=2, registers=128)
-        group, guess = 4 if heads > 2 else 2, guess or inference
-        if tiny and backward:
-            return Config(block, 16, 2, 1, rows=group, registers=168)
-        return Config(block, 32, stages, 1, rows=group, registers=most, guess=guess)
-    if width > 64:
-        if width > 128 or dim % 8 != 0:
-            return Config(width, 32, 2, 4, guess=guess)
-        if tiny and (inference or (dropout and tilted)):
-            return Config(width, 16, 2, 1)
-        most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
-        return Config(width, 32, 3 if dropout else 5, 1, registers=most, guess=guess)
-    if group == 1:
-        if tiny and tilted and width == 64 and not dropout:
-            return Config(width, 16, 5, 1)
-        most = 168 if width == 64 and (tilted or few or (dropout and load.few)) else 128
-        if width == 16:
-            most = None if dropout or tilted else 168
-        elif dropout and tilted:
-            most = 168
-        return Config(width, 32, 3, 1, registers=most, guess=guess)
-    stages, group = 3 if dropout or backward else 5, 1 if dropout and backward else group
-    return Config(width, 32, stages, 1, rows=group, guess=guess)
+    width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
+    if width > 128 or (width == 128 and dim % 8 != 0):
+        config = Config(width, 32, 2, 4)
+    elif width == 128:
+        config = _gat_of_128(*kind)
+    elif width == 64 or heads == 1:
+        config = _gat_of_one(width, *kind)
+    elif width == 32:
+        config = _gat_of_two(*kind)
+    else:
+        config = _gat_of_narrow(heads, dim, *kind)
+    return config._replace(guess=config.guess or not (backward or load is Load.TINY))
+
+
+def _gat_of_128(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    inference = not (dropout or backward or tilted)
+    if load is Load.TINY and (inference or (dropout and tilted)):
+        return Config(128, 16, 2, 1)
+    most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
+    return Config(128, 32, 3 if dropout else 5, 1, registers=most)
+
+
+def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    # a head at a time
+    if width == 64 and load is Load.TINY and tilted and not dropout:
+        return Config(64, 16, 5, 1)
+    if width == 16:
+        return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
+    wide = tilted or (load.few and (dropout or not backward))
+    return Config(width, 32, 3, 1, registers=168 if (wide and width == 64) or (tilted and dropout) else 128)
+
+
+def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    # two heads of 32
+    if load is Load.TINY:
+        step, stages = (16, 5) if backward or tilted else (32, 2)
+        return Config(32, step, stages, 1, rows=2, registers=168 if tilted else 128)
+    most = None if tilted and (load.few or dropout) else 168 if backward or tilted else 128
+    return Config(32, 32, 5, 1, rows=2, registers=most)
+
+
+def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    # heads of up to 16: of 9 or more, and in inference, up to four at a time
+    inference = not (dropout or backward or tilted)
+    if dim <= 8 and not inference:
+        return Config(16, 32, 3 if dropout or backward else 5, 1, rows=1 if dropout and backward else 2)
+    block, group = power_of_two(dim, 8), 4 if heads > 2 else 2
+    if backward and dropout:
+        return Config(block, 32, 3, 1, rows=2, registers=128)
+    if backward and load is Load.TINY:
+        return Config(block, 16, 2, 1, rows=group, registers=168)
+    most, stages = 168 if inference else None, 5 if tilted else 3
+    return Config(block, 32, stages, 1, rows=group, registers=most, guess=inference)
 
 
 @functools.cache
