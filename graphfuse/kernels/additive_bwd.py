@@ -129,8 +129,8 @@ def _stats(
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
-    outputs = (stats, d_a_dst if tilt is not None else None, saved.out, grad, tilt, a_dst, saved.softmax)
-    outputs += (given.seed if keyed else None,)
+    seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
+    outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
     plan(outputs, (), aligned(grad, a_dst), grad.get_device())
     return stats, d_a_dst
 
