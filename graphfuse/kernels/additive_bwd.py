@@ -131,7 +131,7 @@ def _stats(
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
-    plan(outputs, (), aligned(grad, a_dst), grad.get_device())
+    plan(outputs, (), aligned(grad, a_dst, seed), grad.get_device())
     return stats, d_a_dst
 
 
