@@ -56,7 +56,7 @@ FAULTS = (
         "kernels/gat_windows.py",
         "acc, tilt = acc * rescale, tilt * rescale",
         "acc, tilt = acc * rescale, tilt",
-        select("ops/test_head_groups", "test_any_group and 4-3-16-gat"),
+        select("ops/test_gat_maximum", "changes_no_result and 20.0-0.2-0.0"),
     ),
     Fault(
         "gat-guess-loop",
@@ -312,6 +312,15 @@ FAULTS = (
         select("ops/test_attention", "test_dropout and repeated and windows"),
     ),
     Fault(
+        "receiver-key",
+        "swapped index",
+        "GAT's backward drops the weights of the heads of a receiver together, forward one by one",
+        "kernels/additive_bwd.py",
+        "key_of(seed_ptr, place // HEADS, place % HEADS, False)",
+        "key_of(seed_ptr, place // HEADS, place * 0, False)",
+        select("ops/test_head_groups", "test_any_group and gat and drop"),
+    ),
+    Fault(
         "attention-held",
         "unguarded value",
         "a window keeps sums against no maximum, whatever the scores",
@@ -374,15 +383,6 @@ FAULTS = (
         "(head * DIM)[:, None] + offs_dim[None, :], top",
         "(head * 0)[:, None] + offs_dim[None, :], top",
         select("nn/test_whole", "test_hubs_whose_slices_are_joined and GATConv"),
-    ),
-    Fault(
-        "unrecorded-operand",
-        "dropped tail",
-        "attention whose keys or values alone require a gradient is taken for one that nobody differentiates",
-        "ops/attention.py",
-        "elif records(*given):",
-        "elif records(given[0]):",
-        select("ops/test_inference", "test_one_operand_is_enough and v"),
     ),
     Fault(
         "reordered-merge",

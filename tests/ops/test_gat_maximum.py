@@ -66,7 +66,7 @@ def maxima(edge_index: Tensor, given: dict[str, Tensor]) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_it_changes_no_result(
     dtype: torch.dtype,
     heads: int,
@@ -86,6 +86,26 @@ def test_it_changes_no_result(
         given[name] *= factor
     given = {name: x.requires_grad_() for name, x in given.items()}
     options: dict[str, Any] = {"negative_slope": slope, "self_loops": loops, "dropout": dropout}
+    options |= {"seed": torch.tensor([7], device=device)} if dropout > 0 else {}
+    check(
+        lambda **given: ops.gat_attention(**given, windows=windows, **options),
+        lambda **given: reference.gat_attention(edge_index, **given, **options),
+        given,
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(("heads", "dim"), [(4, 32), (3, 16), (1, 64), (1, 128)])
+def test_tiny_windows_do_without(
+    heads: int, dim: int, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = launch.gat_window
+    monkeypatch.setattr(launch, "gat_window", lambda *kind: config(*kind[:-1], launch.Load.TINY))
+    assert not launch.gat_window(heads, dim, dropout > 0, False, True, launch.Load.FEW).guess
+    edge_index = graph(device)
+    windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
+    given = {name: x.requires_grad_() for name, x in draw(device, torch.float16, heads, dim).items()}
+    options: dict[str, Any] = {"dropout": dropout, "self_loops": heads > 1}
     options |= {"seed": torch.tensor([7], device=device)} if dropout > 0 else {}
     check(
         lambda **given: ops.gat_attention(**given, windows=windows, **options),
