@@ -67,5 +67,6 @@ def gat_prefers_rows(
         return trained or not pairs or 2 * num_edges <= 3 * num_entries
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
     skips = skips and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
-    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, False)
+    # dropout is no reason: windows of wider heads are faster with it too
+    slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout=False)
     return skips or slivers or dtype not in HALF
