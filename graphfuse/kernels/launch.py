@@ -101,7 +101,9 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     config = _spmm_window(dim, size, out_dim, load)
     # told no bound, the assembler spills products, and rows that start anywhere, out of 128 or 72 registers
-    return config._replace(registers=255) if out_dim is not None or dim * size % 16 != 0 else config
+    if out_dim is not None or dim * size % 8 != 0:
+        return config._replace(registers=255)
+    return config._replace(registers=None) if dim * size % 16 != 0 else config
 
 
 def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
@@ -124,12 +126,9 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
         return Config(128, 16, 2, 1) if width >= 128 else Config(block, 16, 3, 1, registers=80)
     if narrow:
         return Config(block, 64, 3, 1)
-    unaligned = dim * size % 16 != 0  # more registers for addresses: spread them
-    if short and not unaligned:
+    if short and dim * size % 16 == 0:
         return Config(32, 64, 5, 1) if width <= 64 else Config(64, 32, 5, 1)
-    if width >= 128 and not unaligned:
-        return Config(128, 32, 5, 1)
-    return Config(block, 32, 5 if width <= 64 else 3, 2 if unaligned else 1, registers=96)
+    return Config(128, 32, 5, 1) if width >= 128 else Config(block, 32, 5, 1, registers=96)
 
 
 @functools.cache
@@ -179,9 +178,9 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
         registers = 144 if dropout and width == 64 else 168 if tight else None
         stages = 5 if group > 1 or (scaled and long and width == 64) else 3
         return Config(width, 32, stages, 1, rows=group, registers=registers, guess=guess)
-    if width <= 128 and dim % 8 == 0:
+    if width <= 128:
         return Config(width, 32, 2 if scaled else 3, 1, guess=guess)
-    return Config(width, 32, 2, 4, guess=guess)
+    return Config(width, 32, 2, 2, guess=guess)
 
 
 @functools.cache
@@ -196,12 +195,18 @@ def attention_bwd_window(heads: int, dim: int, dropout: bool, self_loops: bool, 
     if width <= 64:
         four = tiny or (load is Load.NORMAL and not dropout)
         group = 1 if dropout and width == 32 else min(attention_group(heads, dim), 4 if four else 2)
-        registers = None if dropout or group > 1 else 168
+        registers = None if dropout or group > 1 or not _starts_on_16_bytes(dim) else 168
         stages = 5 if width >= 32 or group > 1 else 2
         return Config(width, 16 if tiny and group > 1 else 32, stages, 1, rows=group, registers=registers)
     if width <= 128 and dim % 8 == 0:
         return Config(width, 16, 2, 2) if tiny else Config(width, 64, 2 if dropout or self_loops else 3, 2)
-    return Config(width, 32 if width <= 128 else 16, 2, 4)
+    return Config(width, 32, 2, 2)
+
+
+def _starts_on_16_bytes(gathered: int) -> bool:
+    # whether rows of so many numbers of half precision do; else they come in more pieces, which take
+    # registers for addresses, and a bound that suits other rows makes a step spill (results: wide_and_odd.md)
+    return gathered % 8 == 0
 
 
 def attention_group(heads: int, dim: int) -> int:
@@ -281,23 +286,33 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     (results: guesses_apart.md, dropout.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
-    if width > 128 or (width == 128 and dim % 8 != 0):
-        config = Config(width, 32, 2, 4)
+    if width > 128:
+        config = _gat_beyond_128(width, *kind)
     elif width == 128:
-        config = _gat_of_128(*kind)
+        config = _gat_of_128(dim, *kind)
     elif width == 64 or heads == 1:
         config = _gat_of_one(width, *kind)
     elif width == 32:
         config = _gat_of_two(*kind)
     else:
         config = _gat_of_narrow(heads, dim, *kind)
+    if not _starts_on_16_bytes(config.rows * dim):
+        config = config._replace(registers=168 if backward and not dropout and width <= 128 else None)
     return config._replace(guess=config.guess or not (backward or load is Load.TINY))
 
 
-def _gat_of_128(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    if backward:
+        return Config(width, 32, 2, 4 if dropout else 2)
+    return Config(width, 32, 2, 2) if tilted else Config(width, 16, 2, 1)
+
+
+def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     inference = not (dropout or backward or tilted)
     if load is Load.TINY and (inference or (dropout and tilted)):
         return Config(128, 16, 2, 1)
+    if dim % 8 != 0:
+        return Config(128, 32, 3 if dropout or backward else 5, 1)
     most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
     return Config(128, 32, 3 if dropout else 5, 1, registers=most)
 
@@ -324,9 +339,11 @@ def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Conf
 def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # heads of up to 16: of 9 or more, and in inference, up to four at a time
     inference = not (dropout or backward or tilted)
-    if dim <= 8 and not inference:
-        return Config(16, 32, 3 if dropout or backward else 5, 1, rows=1 if dropout and backward else 2)
     block, group = power_of_two(dim, 8), 4 if heads > 2 else 2
+    if dim <= 8 and backward:
+        return Config(16, 32, 3, 1, rows=2)
+    if dim <= 8 and not inference:
+        return Config(block, 32, 3 if dropout else 5, 1, rows=group, registers=168)
     if backward and dropout:
         return Config(block, 32, 3, 1, rows=2, registers=128)
     if backward and load is Load.TINY:

@@ -56,15 +56,16 @@ def gat_prefers_rows(
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
     In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
-    than a sector. In inference, where windows need no exponential of a score, half a sector is enough; in
-    training several heads of one are not where windows share few columns of an x that stays in the L2 cache,
-    or, with ``dropout``, drawn for 16 rows an entry, of any (results: gat_shapes.md, rows_once_more.md,
-    dropout.md).
+    than half a sector, of 32 bytes. Several heads of half a sector walk windows where those share columns; of
+    a sector too, but in training alone, and of an x that stays in the L2 cache. ``dropout`` in training is
+    drawn for 16 rows an entry, and asks for more (results: gat_shapes.md, rows_once_more.md, dropout.md,
+    wide_and_odd.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
-        return trained or not pairs or 2 * num_edges <= 3 * num_entries
+        draws = trained and dropout and num_entries >= 4 * num_rows  # windows of more than a step or two
+        return draws or not pairs or 2 * num_edges <= 3 * num_entries
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
     skips = skips and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
     # dropout is no reason: windows of wider heads are faster with it too

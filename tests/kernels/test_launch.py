@@ -24,8 +24,12 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     assert by_rows((1000, 1000, 1500, 1000), 8, 16, True, True)  # with dropout also to draw for
     assert not by_rows((1000, 1000, 1501, 1000), 8, 16, True, True)
     assert not by_rows(FEW, 1, 16, True, True) and not by_rows(FEW, 4, 32, True, True)
-    assert by_rows(MANY, 8, 8, True) and not by_rows(MANY, 8, 8, False)  # two heads of 16 bytes are a sector
-    assert by_rows((1000, 1000, 1500, 1000), 8, 8, False)
+    for trained in (False, True):  # two heads of 16 bytes are a sector
+        assert not by_rows(MANY, 8, 8, trained) and by_rows((1000, 1000, 1500, 1000), 8, 8, trained)
+    # windows of 63.98 and of 64 entries on average
+    short, long = (1000, 1000, 7998, 3999), (1000, 1000, 8000, 4000)
+    assert not by_rows(short, 8, 8, True, True) and by_rows(long, 8, 8, True, True)
+    assert not by_rows(long, 8, 8, False, True)
     large = 93_751  # whose x of 128 numbers does not stay in the L2 cache
     for num_cols, trained_by_rows in ((large - 1, True), (large, False)):
         sizes = (num_cols, num_cols, 11 * num_cols, 10 * num_cols)
