@@ -159,6 +159,12 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
     running maximum where a step computes longer than it gathers: of four heads, of two where tasks are long,
     and of keys that are ``scaled`` values but for one load; not where there is hardly more than a first step.
     """
+    config = _attention_window(heads, dim, size, dropout, scaled, load)
+    bound = _starts_on_16_bytes(config.rows * dim) or (load is Load.TINY and config.rows > 1)
+    return config if bound else config._replace(registers=None)
+
+
+def _attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
     if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
