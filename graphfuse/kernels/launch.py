@@ -302,8 +302,10 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         config = _gat_of_two(*kind)
     else:
         config = _gat_of_narrow(heads, dim, *kind)
-    if not _starts_on_16_bytes(config.rows * dim):
-        config = config._replace(registers=168 if backward and not dropout and width <= 128 else None)
+    grouped = load is Load.TINY and config.rows > 1 and (backward or tilted)
+    if not (_starts_on_16_bytes(config.rows * dim) or grouped):
+        bound = backward and width <= 128 and not (dropout or load.few)
+        config = config._replace(registers=168 if bound else None)
     return config._replace(guess=config.guess or not (backward or load is Load.TINY))
 
 
