@@ -100,10 +100,12 @@ def power_of_two(n: int, least: int = 1) -> int:
 def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
     config = _spmm_window(dim, size, out_dim, load)
-    # told no bound, the assembler spills products, and rows that start anywhere, out of 128 or 72 registers
-    if out_dim is not None or dim * size % 8 != 0:
-        return config._replace(registers=255)
-    return config._replace(registers=None) if dim * size % 16 != 0 else config
+    unaligned = dim * size % 16 != 0
+    if size == 2 and out_dim is None and unaligned and dim * size % 8 == 0:
+        return config._replace(registers=None)
+    # told no bound, the assembler spills products, and rows that start anywhere, out of 128 or 72 registers;
+    # but not those in pieces of 8 bytes
+    return config._replace(registers=255) if out_dim is not None or unaligned else config
 
 
 def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:

@@ -85,6 +85,23 @@ def test_products_are_ordered_as_was_fastest(
     assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep).name == order
 
 
+@pytest.mark.parametrize("load", [load for load in launch.Load if load is not launch.Load.TINY], ids=str)
+@pytest.mark.parametrize("dropout", [False, True], ids=["all", "drops"])
+def test_rows_that_start_anywhere_are_told_no_bound(load: launch.Load, dropout: bool) -> None:
+    """Each piece of theirs has an address: with the registers of other rows a step would spill."""
+    for heads, dim in ((1, 41), (4, 25), (1, 100), (3, 100)):
+        rows = [launch.gat_window(heads, dim, dropout, False, tilted, load) for tilted in (False, True)]
+        rows += [launch.attention_window(heads, dim, 2, dropout, scaled, load) for scaled in (False, True)]
+        rows += [launch.attention_bwd_window(heads, dim, dropout, False, load)]
+        assert {(row.registers, row.warps) for row in rows} <= {(None, 1), (None, 2)}
+        backward = launch.gat_window(heads, dim, dropout, True, False, load)
+        assert backward.registers == (None if dropout or load.few else 168)
+    aligned = launch.attention_window(1, 48, 2, dropout, False, launch.Load.NORMAL)
+    assert aligned.registers == (144 if dropout else 168)
+    for dim, size, most in ((100, 2, None), (20, 2, None), (41, 2, 255), (602, 4, 255)):
+        assert launch.spmm_window(dim, size, None, load).registers == most
+
+
 def test_no_launch_fuses_what_does_not_fit() -> None:
     for size, (widest, widest_out) in orders.MAX_FUSED.items():
         assert orders.can_fuse(widest, widest_out, size)
