@@ -347,7 +347,7 @@ def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Conf
 
 
 def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
-    # heads of up to 16: of 9 or more, and in inference, up to four at a time
+    # heads of up to 16 features, up to four at a time; of up to 8 backward takes two, padded to 16
     inference = not (dropout or backward or tilted)
     block, group = power_of_two(dim, 8), 4 if heads > 2 else 2
     if dim <= 8 and backward:

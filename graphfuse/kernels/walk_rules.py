@@ -55,11 +55,11 @@ def gat_prefers_rows(
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
-    In float32, for the reasons of dot-product attention where heads are slivers, and where heads are narrower
-    than half a sector, of 32 bytes. Several heads of half a sector walk windows where those share columns; of
-    a sector too, but in training alone, and of an x that stays in the L2 cache. ``dropout`` in training is
-    drawn for 16 rows an entry, and asks for more (results: gat_shapes.md, rows_once_more.md, dropout.md,
-    wide_and_odd.md).
+    In float32; for the reasons of dot-product attention where heads are slivers; and where heads are narrower
+    than half a sector, which has 32 bytes. Several heads of half a sector walk windows only where those share
+    columns, and so do several of a sector in training, if x stays in the L2 cache. With ``dropout`` training
+    asks for more, as windows draw for 16 rows an entry (results: gat_shapes.md, rows_once_more.md,
+    dropout.md, wide_and_odd.md).
     """
     sector = dim * dtype.itemsize
     if sector < 32:
