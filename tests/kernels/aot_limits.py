@@ -103,7 +103,7 @@ SPILLED_MORE = {
         "gat_window_kernel[fp16-1-64-0.0-False-None]-untilted-32-3": 96,
         "gat_window_kernel[fp16-1-64-0.6-False-None]-32-3": 136,
         "gat_window_kernel[fp16-1-64-0.6-False-None]-untilted-32-3": 128,
-        "gat_window_kernel[fp16-3-100-0.0-False-None]-32-5": 280,
+        "gat_window_kernel[fp16-3-100-0.0-False-None]-32-5": 288,
         "gat_window_kernel[fp16-3-100-0.0-False-None]-untilted-32-5": 80,
         "gat_window_kernel[fp16-3-100-0.6-False-None]-16-2": 296,
         "gat_window_kernel[fp16-3-100-0.6-False-None]-32-3": 400,
