@@ -295,7 +295,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if width > 128:
-        config = _gat_beyond_128(width, *kind)
+        config = _gat_beyond_128(width, *kind[:3])
     elif width == 128:
         config = _gat_of_128(dim, *kind)
     elif width == 64 or heads == 1:
@@ -311,7 +311,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     return config._replace(guess=config.guess or not (backward or load is Load.TINY))
 
 
-def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool) -> Config:
     if backward:
         return Config(width, 32, 2, 4 if dropout else 2)
     return Config(width, 32, 2, 2) if tilted else Config(width, 16, 2, 1)

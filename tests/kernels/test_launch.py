@@ -99,7 +99,8 @@ def test_rows_that_start_anywhere_are_told_no_bound(load: launch.Load, dropout: 
     aligned = launch.attention_window(1, 48, 2, dropout, False, launch.Load.NORMAL)
     assert aligned.registers == (144 if dropout else 168)
     for dim, size, most in ((100, 2, None), (20, 2, None), (41, 2, 255), (602, 4, 255)):
-        assert launch.spmm_window(dim, size, None, load).registers == most
+        row = launch.spmm_window(dim, size, None, load)
+        assert (row.registers, row.warps) == (most, 1)
 
 
 def test_no_launch_fuses_what_does_not_fit() -> None:

@@ -18,8 +18,14 @@ from tests.pairs import NIGHTLY
 SHAPES = [(8, 16), (4, 32), (1, 64), (2, 128), (8, 8), (1, 41), (2, 100), (1, 256), (4, 25)]
 LOADS = [load for load in launch.Load if load is not launch.Load.SHORT]
 EACH = [*itertools.product(KINDS, LOADS)]
-# by day each load and kind with the first shape, whose groups differ most, and one of the others in turns
-TURNS = [(*one, shape) for place, one in enumerate(EACH) for shape in (SHAPES[0], SHAPES[1 + place % 8])]
+# by day each load and kind with the first shape, whose groups differ most, and two of the others in turns, so
+# that each kind has each of them
+OTHERS = len(SHAPES) - 1
+TURNS = [
+    (*one, SHAPES[at])
+    for place, one in enumerate(EACH)
+    for at in (0, 1 + place % OTHERS, 1 + (place + OTHERS // 2) % OTHERS)
+]
 if NIGHTLY:
     TURNS = [(*one, shape) for one in EACH for shape in SHAPES]
 
