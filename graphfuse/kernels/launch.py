@@ -113,7 +113,7 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
     if out_dim is not None:
         stages, warps = (5, 1) if width * size <= 256 else (2, 4)
         return Config(width, 32, stages, warps, min(power_of_two(out_dim, 16), 32 if size > 2 else 64))
-    narrow, short = width <= 16, load is Load.SHORT and width <= 128
+    narrow, short = width <= 16, load.short and width <= 128
     block = min(width, 64)
     if size > 2:
         if narrow:
@@ -167,7 +167,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
 
 def _attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
-    width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
+    width, long = power_of_two(dim, 16), load is Load.LONG
+    group = 1 if load is Load.FEWEST else attention_group(heads, dim)
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
     if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
         return Config(width, 16, 5, 1, rows=group, registers=128) if group > 1 else Config(width, 16, 2, 2)
@@ -298,7 +299,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         config = _gat_beyond_128(width, *kind[:3])
     elif width == 128:
         config = _gat_of_128(dim, *kind)
-    elif width == 64 or heads == 1:
+    elif width == 64 or heads == 1 or (load is Load.FEWEST and dim > 8):
         config = _gat_of_one(width, *kind)
     elif width == 32:
         config = _gat_of_two(*kind)

@@ -6,6 +6,8 @@ import enum
 
 # 32 warps on each of 132 multiprocessors: with fewer programs the GPU is not full.
 FULL = 4224
+# Those 32 warps share four schedulers.
+_SCHEDULERS = 528
 # Column entries of a task below which all of its steps are on their way at once, or nearly.
 _SHORT = 96
 
@@ -15,6 +17,7 @@ class Load(enum.Enum):
 
     FEW = "fewer programs than the GPU holds: make each faster"
     SHORT = "as few, of few steps: let there be more of them, of fewer features each"
+    FEWEST = "as short, and fewer than schedulers: let there be one for each head"
     LONG = "many long tasks: make each step wide"
     NORMAL = "many tasks: keep programs small"
     TINY = "many tasks of a step or two: keep steps narrow"
@@ -22,7 +25,12 @@ class Load(enum.Enum):
     @property
     def few(self) -> bool:
         """Whether the GPU holds more programs than there are."""
-        return self in (Load.FEW, Load.SHORT)
+        return self is Load.FEW or self.short
+
+    @property
+    def short(self) -> bool:
+        """Whether there are few programs of few steps."""
+        return self in (Load.SHORT, Load.FEWEST)
 
 
 class RowLoad(enum.Enum):
@@ -38,7 +46,8 @@ def load(num_tasks: int, num_entries: int) -> Load:
     """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
     mean = num_entries / max(num_tasks, 1)
     if num_tasks < FULL:
-        return Load.SHORT if mean < _SHORT else Load.FEW
+        short = Load.FEWEST if num_tasks < _SCHEDULERS else Load.SHORT
+        return short if mean < _SHORT else Load.FEW
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
