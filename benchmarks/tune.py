@@ -139,7 +139,7 @@ def _sweep(
     with floors.unmeasured():
         problem = bench.problem(**case)
     provider = next(iter(bench.providers))
-    walks = {id(walk): walk for walk in walks_of(problem.inputs)}
+    walks = {id(walk): walk for walk in _walks(problem.inputs)}
 
     def with_change(change: Change, action: Callable[[], Any]) -> Any:
         for walk in walks.values():
@@ -181,7 +181,7 @@ def _measure(bench: Bench, provider: str, problem: Problem) -> dict[str, Any]:
     return {"status": "ok", "p50_ms": timing.p50_ms, "p20_ms": timing.p20_ms}
 
 
-def walks_of(inputs: Any) -> Iterator[Walk]:
+def _walks(inputs: Any) -> Iterator[Walk]:
     """The walks of the problem's record, which keep what they launch; built for rows and for windows."""
     windows = inputs.graph.windows
     for rows, with_edges in itertools.product((False, True), repeat=2):

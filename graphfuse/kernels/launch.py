@@ -167,9 +167,10 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 
 
 def _attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
-    width, long = power_of_two(dim, 16), load is Load.LONG
-    group = 1 if load is Load.FEWEST else attention_group(heads, dim)
+    width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
+    if load is Load.FEWEST and group > 1 and not scaled:
+        return Config(width, 32, 5, 1, registers=168, guess=size == 2 and not dropout)
     if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
         return Config(width, 16, 5, 1, rows=group, registers=128) if group > 1 else Config(width, 16, 2, 2)
     if group > 1 and not (dropout or scaled):
@@ -299,7 +300,9 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         config = _gat_beyond_128(width, *kind[:3])
     elif width == 128:
         config = _gat_of_128(dim, *kind)
-    elif width == 64 or heads == 1 or (load is Load.FEWEST and dim > 8):
+    elif load is Load.FEWEST and heads > 1 and width < 64 and dim > 8:
+        config = Config(width, 32, 5, 1, registers=128)
+    elif width == 64 or heads == 1:
         config = _gat_of_one(width, *kind)
     elif width == 32:
         config = _gat_of_two(*kind)
