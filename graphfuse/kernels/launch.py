@@ -169,8 +169,8 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 def _attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
-    if load is Load.FEWEST and group > 1 and not scaled:
-        return Config(width, 32, 5, 1, registers=168, guess=size == 2 and not dropout)
+    if load is Load.FEWEST and group > 1 and dim > 8 and not scaled:
+        return Config(width, 32, 3, 1) if dropout else Config(width, 32, 5, 1, registers=168, guess=size == 2)
     if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
         return Config(width, 16, 5, 1, rows=group, registers=128) if group > 1 else Config(width, 16, 2, 2)
     if group > 1 and not (dropout or scaled):
@@ -296,12 +296,13 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     (results: guesses_apart.md, dropout.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
+    if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
+        most = 128 if _starts_on_16_bytes(dim) else None
+        return Config(width, 32, 5, 1, registers=most, guess=not backward)
     if width > 128:
         config = _gat_beyond_128(width, *kind[:3])
     elif width == 128:
         config = _gat_of_128(dim, *kind)
-    elif load is Load.FEWEST and heads > 1 and width < 64 and dim > 8:
-        config = Config(width, 32, 5, 1, registers=128)
     elif width == 64 or heads == 1:
         config = _gat_of_one(width, *kind)
     elif width == 32:
@@ -312,6 +313,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if not (_starts_on_16_bytes(config.rows * dim) or grouped):
         bound = backward and width <= 128 and not (dropout or load.few)
         config = config._replace(registers=168 if bound else None)
+    if backward and width >= 32 and load.roomy and not dropout:
+        config = config._replace(registers=None)
     return config._replace(guess=config.guess or not (backward or load is Load.TINY))
 
 
@@ -337,7 +340,7 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
         return Config(64, 16, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    wide = tilted or (load.few and (dropout or not backward))
+    wide = tilted or load.few
     return Config(width, 32, 3, 1, registers=168 if (wide and width == 64) or (tilted and dropout) else 128)
 
 

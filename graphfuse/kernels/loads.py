@@ -15,8 +15,9 @@ _SHORT = 96
 class Load(enum.Enum):
     """What a walk over windows asks of the GPU."""
 
-    FEW = "fewer programs than the GPU holds: make each faster"
-    SHORT = "as few, of few steps: let there be more of them, of fewer features each"
+    SOME = "fewer programs than the GPU holds, but more than half: make each faster"
+    FEW = "fewer than half: let each have all registers"
+    SHORT = "fewer than it holds, of few steps: let there be more of them, of fewer features each"
     FEWEST = "as short, and fewer than schedulers: let there be one for each head"
     LONG = "many long tasks: make each step wide"
     NORMAL = "many tasks: keep programs small"
@@ -25,7 +26,12 @@ class Load(enum.Enum):
     @property
     def few(self) -> bool:
         """Whether the GPU holds more programs than there are."""
-        return self is Load.FEW or self.short
+        return self in (Load.SOME, Load.FEW) or self.short
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there are so few that a program may have all registers it wants."""
+        return self.few and self is not Load.SOME
 
     @property
     def short(self) -> bool:
@@ -47,7 +53,7 @@ def load(num_tasks: int, num_entries: int) -> Load:
     mean = num_entries / max(num_tasks, 1)
     if num_tasks < FULL:
         short = Load.FEWEST if num_tasks < _SCHEDULERS else Load.SHORT
-        return short if mean < _SHORT else Load.FEW
+        return short if mean < _SHORT else Load.FEW if num_tasks < FULL // 2 else Load.SOME
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
