@@ -313,7 +313,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     if not (_starts_on_16_bytes(config.rows * dim) or grouped):
         bound = backward and width <= 128 and not (dropout or load.few)
         config = config._replace(registers=168 if bound else None)
-    if backward and width >= 32 and load.roomy and not dropout:
+    if backward and width >= 32 and load.roomy and (not dropout or config.rows > 1):
         config = config._replace(registers=None)
     return config._replace(guess=config.guess or not (backward or load is Load.TINY))
 

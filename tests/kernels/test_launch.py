@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -143,25 +145,55 @@ def test_short_rows_of_float32_take_few_edges_a_step(heads_and_dim: tuple[int, i
 
 def test_what_tasks_ask_of_the_gpu() -> None:
     for sizes, load in (
-        ((0, 0), launch.Load.SHORT),
+        ((0, 0), launch.Load.FEWEST),
+        ((527, 527 * 96 - 1), launch.Load.FEWEST),
+        ((527, 527 * 96), launch.Load.FEW),
+        ((528, 528 * 96 - 1), launch.Load.SHORT),
+        ((2111, 2111 * 96), launch.Load.FEW),
+        ((2112, 2112 * 96), launch.Load.SOME),
         ((4223, 4223 * 96 - 1), launch.Load.SHORT),
-        ((4223, 4223 * 96), launch.Load.FEW),
+        ((4223, 4223 * 96), launch.Load.SOME),
         ((4224, 4224 * 64 - 1), launch.Load.TINY),
         ((4224, 4224 * 64), launch.Load.NORMAL),
         ((4224, 4224 * 1024), launch.Load.LONG),
     ):
         assert launch.load(*sizes) is load
         assert load.few == (sizes[0] < 4224)
+        assert load.roomy == (load.few and load is not launch.Load.SOME)
 
 
-def test_few_short_tasks_share_out_the_features_of_a_row() -> None:
-    few, short = launch.Load.FEW, launch.Load.SHORT
+@pytest.mark.parametrize("short", [launch.Load.SHORT, launch.Load.FEWEST], ids=str)
+def test_few_short_tasks_share_out_the_features_of_a_row(short: launch.Load) -> None:
+    few = launch.Load.FEW
     for dim, size in ((64, 4), (64, 2), (128, 4), (128, 2)):
         assert (
             launch.spmm_window(dim, size, None, short).block_dim
             < launch.spmm_window(dim, size, None, few).block_dim
         )
         assert launch.spmm_window(dim, size, 64, short) == launch.spmm_window(dim, size, 64, few)
+
+
+def test_the_fewest_tasks_have_a_program_for_each_head() -> None:
+    short, fewest = launch.Load.SHORT, launch.Load.FEWEST
+    for heads, dim in ((4, 32), (8, 16), (2, 24)):
+        for flags in itertools.product((False, True), repeat=3):  # dropout, backward, tilted
+            assert launch.gat_window(heads, dim, *flags, fewest).rows == 1
+            assert launch.gat_window(heads, dim, *flags, short).rows > 1
+        for dropout in (False, True):
+            assert launch.attention_window(heads, dim, 2, dropout, False, fewest).rows == 1
+            assert launch.attention_window(heads, dim, 2, dropout, False, short).rows > 1
+    assert launch.gat_window(8, 8, False, False, False, fewest).rows > 1  # heads of half a sector
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (1, 128), (4, 32)])
+def test_backward_of_gat_has_all_registers_where_programs_are_few(heads: int, dim: int) -> None:
+    def most(load: launch.Load, dropout: bool = False, backward: bool = True) -> int | None:
+        return launch.gat_window(heads, dim, dropout, backward, False, load).registers
+
+    assert most(launch.Load.FEW) is None and most(launch.Load.SHORT) is None
+    assert most(launch.Load.SOME) == 168 and most(launch.Load.NORMAL) is not None
+    assert most(launch.Load.FEW, dropout=True) == (None if heads > 1 else 168)
+    assert most(launch.Load.FEW, backward=False) is not None
 
 
 @pytest.mark.parametrize(
