@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import page_kernels, page_plots, page_readme, page_training
+from benchmarks import page_kernels, page_plots, page_readme, page_training, targets
 from benchmarks.page_training import Training
 from benchmarks.rows import Case
 
@@ -44,6 +44,14 @@ Others are measured in the same run, or `recorded` once where a project must be 
 numbers are the least, the median and the greatest over the cases. `reddit` and `products` are generated
 stand-ins of those sizes. `benchmarks/README.md` in the repository says what a call is, how it is checked and
 how it is timed.
+"""
+
+_TARGETS = """\
+#### Targets
+
+What was to be reached on this GPU, and what the newest rows say, those below or in `floors.jsonl`, which has
+graphfuse alone. What stands in the way of some: `benchmarks/results/nvidia-h200/limits.md` in the repository.
+`python -m benchmarks.targets`
 """
 
 
@@ -84,6 +92,8 @@ def _of_gpu(folder: Path, plots: Path) -> Iterator[str]:
         yield f"### Kernels and steps on {_device(folder, trainings, benches)}\n"
         yield page_kernels.summary(benches) + "\n"
         yield from _kernel_plots(folder.name, benches, plots)
+        if folder.name == _README_GPU:
+            yield from _sections((_TARGETS, targets.as_table(targets.of_folder(folder))))
         for name, cases in benches.items():
             yield f"#### {name}\n\n{page_kernels.SAYS[name]} `python -m benchmarks.run {name}`\n"
             if name in page_kernels.ABLATIONS:

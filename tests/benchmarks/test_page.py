@@ -184,6 +184,14 @@ def test_two_gpus_have_their_own_rows(results: Path) -> None:
     assert all("GPU 2, c1" in line for line in lines_with(two, "cora_gcn"))
 
 
+def test_targets_are_those_of_one_gpu(results: Path) -> None:
+    add(results / "gpu/spmm.jsonl", measured(floor_ms=1.0))
+    assert "#### Targets" not in written(results)
+    add(results / "nvidia-h200/spmm.jsonl", measured(floor_ms=1.0))
+    _, of_gpu = written(results).split("#### Targets")
+    assert "| spmm, half precision, floors | at most 1.15 | 1 | 2.00 | missed |" in of_gpu
+
+
 def test_a_training_has_accuracy_times_and_start_up(results: Path) -> None:
     add(results / "gpu/train_cora_gcn.jsonl", trained(), trained(cuda_graph=True))
     text = written(results)

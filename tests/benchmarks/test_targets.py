@@ -1,0 +1,105 @@
+"""Targets: what numbers decide, which cases miss them, and which records count."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import targets
+from benchmarks.bench import Record
+from benchmarks.rows import Case
+from benchmarks.targets import Found, Target
+from tests.benchmarks.test_page import measured
+
+COMMITTED = Path(targets.__file__).parent / "results/nvidia-h200"
+
+
+def case(graph: str, ms: float, **given: Any) -> Case:
+    record = Record("spmm", "graphfuse", graph=graph, p50_ms=ms, date="2026-11-27", **given)
+    return Case(("spmm", graph, "64", "float16", "fwd"), {"graphfuse": record})
+
+
+def found(pick: str, at_least: bool, *values: float) -> Found:
+    target = Target("what", "spmm", targets.milliseconds, 2.0, {}, at_least=at_least, pick=pick)
+    return Found(target, [(value, case(f"graph{at}", value)) for at, value in enumerate(values)])
+
+
+@pytest.mark.parametrize(
+    ("pick", "at_least", "values", "decides", "missed"),
+    [
+        ("each", False, (1.0, 2.0), 2.0, []),
+        ("each", False, (1.0, 3.0, 4.0, 2.0), 4.0, ["graph2", "graph1"]),
+        ("each", True, (2.0, 9.0), 2.0, []),
+        ("each", True, (1.5, 9.0, 1.0), 1.0, ["graph2", "graph0"]),
+        ("best", False, (1.0, 3.0), 1.0, []),
+        ("best", False, (3.0, 2.5), 2.5, ["graph0", "graph1"]),
+        ("best", True, (1.0, 3.0), 3.0, []),
+        ("mean", True, (1.0, 4.0), 2.0, []),
+        ("mean", True, (1.0, 3.9), 1.0 * 3.9**0.5, ["graph0"]),
+    ],
+)
+def test_what_decides(
+    pick: str, at_least: bool, values: tuple[float, ...], decides: float, missed: list[str]
+) -> None:
+    one = found(pick, at_least, *values)
+    assert one.value == pytest.approx(decides)
+    assert [case.what[1] for _, case in one.missed] == missed
+    row = targets.as_table([one]).splitlines()[-1]
+    assert ("missed" in row) == bool(missed)
+    assert all((name in row) == (pick != "mean") for name in missed)
+
+
+def test_cases_go_by_what_tells_them_apart() -> None:
+    one = found("each", False, 3.0, 4.0)
+    assert [one.name(case) for _, case in one.numbers] == ["graph0", "graph1"]
+    assert "graph1 4.00, graph0 3.00" in targets.as_table([one])
+    many = targets.as_table([found("each", False, *(3.0 + at for at in range(20)))])
+    assert "graph19 22.0" in many and "graph7" not in many and "and 8 more" in many
+
+
+def test_what_others_take() -> None:
+    ours = case("cora", 2.0, extra={"peers": {"fused3s": 8.0, "anemoi": 6.0, "pyg": 5.0}})
+    assert targets.over_peer("fused3s")(ours) == 4.0 and targets.over_peer("pyg")(ours) == 2.5
+    assert targets.over_peer()(ours) == 3.0 and targets.over_peer("stk")(ours) is None
+    assert targets.over("pyg")(ours) is None
+    failed = Case(ours.what, {"graphfuse": dataclasses.replace(ours.of["graphfuse"], p50_ms=None)})
+    assert targets.over_peer()(failed) is None and targets.milliseconds(failed) is None
+
+
+def test_only_rows_in_floors_may_be_from_elsewhere(tmp_path: Path) -> None:
+    """A newer row of graphfuse alone has a floor, but nobody to be compared with."""
+
+    def write(name: str, *given: dict[str, Any]) -> None:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in given))
+
+    common = {"op": "spmm", "graph": "cora", "head_dim": 64, "dtype": "float16", "mode": "fwd"}
+    old, new = {"commit": "c1", "date": "2026-11-01"}, {"commit": "c2", "date": "2026-11-02"}
+    ours, theirs = measured(p50_ms=2.0, floor_ms=1.0, **old), measured("torch.sparse", 8.0, **old)
+    write("spmm.jsonl", *({**row, **common} for row in (ours, theirs)))
+    write("floors.jsonl", {**measured(p50_ms=1.1, floor_ms=1.0, **new), **common})
+    values = {one.target.says: one.value for one in targets.of_folder(tmp_path) if one.numbers}
+    assert values == {
+        "spmm, half precision, floors": 1.1,
+        "spmm of 64, half precision, cuSPARSE over it": 4.0,
+    }
+
+
+def test_every_target_has_committed_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """Or it names cases that no benchmark has."""
+    everything = targets.of_folder(COMMITTED)
+    assert not [one.target.says for one in everything if not one.numbers]
+    large, small = everything[:2]
+    assert {case.what[1] for _, case in small.numbers} == {"cora", "pubmed"}
+    assert not {case.what[1] for _, case in large.numbers} & {"cora", "pubmed"}
+    missed = [one for one in everything if one.value is not None and not one.reached(one.value)]
+    assert targets.main([]) == int(bool(missed))
+    assert f"{len(everything) - len(missed)} of {len(everything)} targets" in capsys.readouterr().out
+
+
+def test_a_folder_without_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert targets.main(["no-such-gpu"]) == 2
+    assert "no records" in capsys.readouterr().err
