@@ -15,8 +15,8 @@ _SHORT = 96
 class Load(enum.Enum):
     """What a walk over windows asks of the GPU."""
 
-    SOME = "fewer programs than the GPU holds, but more than half: make each faster"
-    FEW = "fewer than half: let each have all registers"
+    FEW = "fewer programs than half of what the GPU holds: make each faster, with all registers"
+    SOME = "fewer than it holds, but no fewer than half: make each faster"
     SHORT = "fewer than it holds, of few steps: let there be more of them, of fewer features each"
     FEWEST = "as short, and fewer than schedulers: let there be one for each head"
     LONG = "many long tasks: make each step wide"
@@ -51,9 +51,10 @@ class RowLoad(enum.Enum):
 def load(num_tasks: int, num_entries: int) -> Load:
     """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""
     mean = num_entries / max(num_tasks, 1)
+    if num_tasks < FULL and mean < _SHORT:
+        return Load.FEWEST if num_tasks < _SCHEDULERS else Load.SHORT
     if num_tasks < FULL:
-        short = Load.FEWEST if num_tasks < _SCHEDULERS else Load.SHORT
-        return short if mean < _SHORT else Load.FEW if num_tasks < FULL // 2 else Load.SOME
+        return Load.FEW if num_tasks < FULL // 2 else Load.SOME
     return Load.LONG if mean >= 1024 else Load.TINY if mean < 64 else Load.NORMAL
 
 
