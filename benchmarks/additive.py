@@ -63,7 +63,11 @@ def _agnn(edge_index: Tensor, x: Tensor, beta: Tensor) -> Tensor:
     return out
 
 
-_DEFINITIONS = {"gat": reference.gat_attention, "gatv2": reference.gatv2_attention, "agnn": _agnn}
+_DEFINITIONS: dict[str, Callable[..., Tensor]] = {
+    "gat": reference.gat_attention,
+    "gatv2": reference.gatv2_attention,
+    "agnn": _agnn,
+}
 
 
 def _problem(

@@ -104,7 +104,9 @@ def _recorded(graph: graphs.Graph, shape: tuple[int, int], dtype: torch.dtype, m
     return {key: value for key, value in found.items() if value}
 
 
-def _gathers(windows: RowWindows, rows: bool, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+def _gathers(
+    windows: RowWindows, rows: bool, shape: tuple[int, int], dtype: torch.dtype
+) -> dict[str, float | None]:
     """The gathers that the floor is made of."""
     if device().type != "cuda":
         return {}

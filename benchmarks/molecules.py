@@ -139,7 +139,7 @@ def _refilled(i: Inputs) -> Prepared:
     num_nodes, num_edges = i.x.size(0), i.edge_index.size(1)
     entries = RowWindows.from_edge_index(i.edge_index, (num_nodes, num_nodes)).num_entries
     rooms = [size + size // 16 for size in (num_nodes, num_edges, entries)]
-    windows = RefillableWindows(*rooms[:2], i.x.device, rooms[2])
+    windows = RefillableWindows(rooms[0], rooms[1], i.x.device, rooms[2])
     layer, x, grad = (i.layer(graphfuse.nn), *(one.new_zeros(rooms[0], one.size(1)) for one in (i.x, i.grad)))
     leaves = [x.requires_grad_(), *layer.parameters()]
 

@@ -28,7 +28,12 @@ from benchmarks.cases import add_arguments, as_text, chosen
 from benchmarks.sanitize import count_launches
 from benchmarks.soak import append
 
-SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "SchedulerStats")
+SECTIONS: tuple[str, ...] = (
+    "SpeedOfLight",
+    "MemoryWorkloadAnalysis",
+    "ComputeWorkloadAnalysis",
+    "SchedulerStats",
+)
 SECTIONS += ("WarpStateStats", "InstructionStats", "Occupancy", "LaunchStats")
 _MARK = "launched: "  # begins the line on which a case says how often it launched the kernels
 

@@ -211,9 +211,10 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
         mock.patch.object(walk, "_CLEARED", 0),
     ):
         windows = RowWindows.from_edge_index(edges, (40, 40))
-        scales = {"row_scale": scale, "col_scale": scale}
         results = (
-            ops.spmm(windows, x.flatten(1), loop_weight=torch.ones_like(scale), **scales),
+            ops.spmm(
+                windows, x.flatten(1), row_scale=scale, col_scale=scale, loop_weight=torch.ones_like(scale)
+            ),
             ops.sparse_attention(x, x, x, windows, self_loops=True),
             ops.gat_attention(terms, terms, x, windows, self_loops=True),
         )
