@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import page_kernels, page_plots, page_readme, page_training, targets
+from benchmarks import page_kernels, page_plots, page_readme, page_scaling, page_training, targets
 from benchmarks.page_training import Training
 from benchmarks.rows import Case
 
@@ -142,6 +142,19 @@ def _kernel_plots(gpu: str, benches: Mapping[str, Sequence[Case]], plots: Path) 
         if data:
             drawn = page_plots.draw_ratios(data, title, "ratio")
             yield _plot(plots / f"{gpu}-{file}.svg", drawn, data, title)
+    data = page_scaling.speedups(benches)
+    if data:
+        title = "Time of attention, one head of 64, forward, over graphfuse's"
+        yield _plot(plots / f"{gpu}-projects.svg", page_scaling.draw_speedups(data, title), data, title)
+    data = page_scaling.memory(benches)
+    if data:
+        title = "Memory of attention, one head of 64, with backward"
+        drawn = page_plots.draw_bars(data, title, "MiB beyond the inputs")
+        yield _plot(plots / f"{gpu}-needs.svg", drawn, data, title)
+    data = page_scaling.scaling(benches)
+    if data:
+        title = "Time over edges and features, with backward, float16"
+        yield _plot(plots / f"{gpu}-scaling.svg", page_scaling.draw_scaling(data, title), data, title)
 
 
 def _plot(path: Path, drawn: page_plots.Figure, data: page_plots.Data, says: str) -> str:

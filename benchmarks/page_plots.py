@@ -77,9 +77,11 @@ def draw_scores(data: Data, title: str) -> Figure:
 
 def draw_bars(data: Data, title: str, unit: str) -> Figure:
     """A bar for each number, labelled with it, on a logarithmic axis."""
-    figure, axes = _rows(data, title, unit)
+    figure, axes = on_logarithmic_rows(data, title, unit)
     everything = [value for kinds in data.values() for (value,) in kinds.values()]
     axes.set_xlim(min(everything) / 2, max(everything) * 3)
+    if max(everything) > 1e4 * min(everything):  # numbers between powers of ten would touch
+        axes.xaxis.set_major_locator(LogLocator())
     for kind, (colour, hatch, _) in _LOOKS.items():
         rows = [(row, kinds[kind][0]) for row, kinds in enumerate(data.values()) if kind in kinds]
         places = [row + (0.2 if kind == "pyg" else -0.2) for row, _ in rows]
@@ -94,7 +96,7 @@ def draw_bars(data: Data, title: str, unit: str) -> Figure:
 
 def draw_ratios(data: Data, title: str, unit: str) -> Figure:
     """A mark for each case, its shape by pass, on a logarithmic axis with a line at 1."""
-    figure, axes = _rows(data, title, unit)
+    figure, axes = on_logarithmic_rows(data, title, unit)
     axes.axvline(1.0, color="black", linewidth=1)
     shown: set[str] = set()
     for row, of_modes in enumerate(data.values()):
@@ -110,8 +112,9 @@ def draw_ratios(data: Data, title: str, unit: str) -> Figure:
     return figure
 
 
-def _rows(data: Data, title: str, unit: str) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(9, 1.4 + 0.55 * len(data)), layout="constrained")
+def on_logarithmic_rows(data: Data, title: str, unit: str, height: float = 0.55) -> tuple[Figure, Any]:
+    """A figure with a labelled row for each of ``data``, the first on top, over a logarithmic axis."""
+    figure = Figure(figsize=(9, 1.4 + height * len(data)), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=unit, xscale="log", yticks=range(len(data)), yticklabels=list(data))
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks import page_kernels, page_training
 from benchmarks.markdown import figure, table
 from benchmarks.page_training import Training
-from benchmarks.rows import Case
+from benchmarks.rows import PROJECTS, Case
 
 _WIDTH, _MODE, _DTYPES = "64", "fwd+bwd", ("float16", "float32")
 _CUSPARSE = "torch.sparse"
@@ -16,13 +16,6 @@ _CUSPARSE = "torch.sparse"
 _ATTENTION = ("64", "4x32")  # one head, and four
 _PASSES = ("fwd", "fwd+bwd")
 _COMPILED = "pyg compiled"
-_PEERS = {
-    "anemoi": "anemoi",
-    "dfgnn_fp32": "DF-GNN",
-    "flashsparse": "FlashSparse",
-    "fused3s": "Fused3S",
-    "turbo_gnn": "turbo-gnn",
-}
 
 _DATASET = "cora"
 
@@ -111,7 +104,7 @@ def _attention(case: Case | None) -> tuple[str | None, ...]:
         return (None,) * 4
     name, ratio = case.fastest_other() or ("", None)
     name = name.removesuffix(", recorded")
-    shown = None if ratio is None else f"{figure(ratio)} ({_PEERS.get(name, name)})"
+    shown = None if ratio is None else f"{figure(ratio)} ({PROJECTS.get(name, name)})"
     pyg = case.of.get("pyg")
     theirs = figure(case.speedup()) if pyg is None or pyg.status == "ok" else pyg.status
     return figure(case.time_ms("graphfuse")), figure(case.over_floor()), theirs, shown

@@ -11,6 +11,16 @@ from typing import Any
 
 from benchmarks.bench import Record
 
+# as people write the names of providers
+PROJECTS = {
+    "anemoi": "anemoi",
+    "dfgnn_fp32": "DF-GNN",
+    "flashsparse": "FlashSparse",
+    "fused3s": "Fused3S",
+    "pyg": "PyG",
+    "torch.sparse": "cuSPARSE",
+    "turbo_gnn": "turbo-gnn",
+}
 _FIELDS = {field.name for field in dataclasses.fields(Record)}
 
 
