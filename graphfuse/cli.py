@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphfuse
+from graphfuse import checkout
 from graphfuse.formats.reorder import METHODS
 from graphfuse.train import npz
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=graphfuse.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_add_env, _add_doctor, _add_prepare, _add_plot, _add_train):
+    for add in (_add_env, _add_doctor, _add_prepare, _add_plot, _add_train, _add_benchmarks):
         add(commands)
 
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if named is not None and named not in commands.choices:
         parser.error(_unknown("command", named, commands.choices))
     given, rest = parser.parse_known_args(arguments)
+    if hasattr(given, "passed_on"):  # argparse keeps options apart that stand before all else
+        given.passed_on, rest = [*rest, *given.passed_on], []
     if rest and (given.rest_goes_to is None or any(argument.startswith("-") for argument in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:  # argparse takes all of a list from before the next option, or leaves it
@@ -158,12 +161,8 @@ def _add_prepare(commands: Any) -> None:
     parser.add_argument(
         "--edge-order", action="store_true", help="also build and save what layers with edge weights need"
     )
-    parser.add_argument(
-        "--reorder",
-        choices=METHODS,
-        default="natural",
-        help="which rows share a window (default: %(default)s)",
-    )
+    says = "which rows share a window (default: %(default)s)"
+    parser.add_argument("--reorder", choices=METHODS, default="natural", help=says)
     _add_data_root(parser)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each graph")
 
@@ -263,6 +262,8 @@ def _add_plot(commands: Any) -> None:
     parser = _add(commands, "plot", _plot, says, "graphfuse plot cora --out cora.svg")
     parser.add_argument("graph", metavar="GRAPH", help=f"a data set, a file of `prepare`, or {npz.WANTED}")
     parser.add_argument("--out", metavar="FILE", help="a .png or .svg; else GRAPH.png in this folder")
+    says = "draw the windows that METHOD makes below those of rows as numbered"
+    parser.add_argument("--reorder", choices=METHODS, metavar="METHOD", help=says)
     _add_data_root(parser)
 
 
@@ -278,7 +279,11 @@ def _plot(given: argparse.Namespace) -> int:
         else:
             name, edge_index, size = _read_graph(given.graph, given.data_root)
             windows = _build(given.graph, edge_index, size)
-        plot.write(plot.draw(windows, name), path)
+        drawn = [windows]
+        if given.reorder is not None:  # a file may hold other windows than those of rows as numbered
+            edge_index, size = windows.edge_index(), windows.shape[::-1]
+            drawn = [_build(given.graph, edge_index, size, order) for order in ("natural", given.reorder)]
+        plot.write(plot.draw(drawn[0], name, *drawn[1:]), path)
     except (ModuleNotFoundError, OSError, ValueError) as error:
         raise Mistake(str(error)) from error
     print(path)
@@ -372,3 +377,24 @@ def _keys(path: str) -> list[str]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# bench, tune
+
+
+def _add_benchmarks(commands: Any) -> None:
+    for name, program, says, example in (
+        ("bench", "run", "run benchmarks", "spmm --graphs cora --quick"),
+        ("tune", "tune", "time other launches", "spmm spmm_window --graphs cora --vary stages=3,5"),
+    ):
+        says += f", of a checkout: python -m benchmarks.{program}"
+        parser = _add(commands, name, _run_of_checkout, says, f"graphfuse {name} {example}")
+        parser.set_defaults(program=program)
+        parser.add_argument("passed_on", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+
+
+def _run_of_checkout(given: argparse.Namespace) -> int:
+    try:
+        return checkout.run(given.program, given.passed_on)
+    except checkout.NotThere as error:
+        raise Mistake(str(error)) from error

@@ -39,45 +39,76 @@ def edges_per_window(windows: RowWindows) -> Tensor:
     return counts.index_add_(0, window, rows)
 
 
-def density(windows: RowWindows, cells: int = _CELLS) -> Tensor:
+def density(windows: RowWindows, cells: int = _CELLS, in_windows: bool = False) -> Tensor:
     """Edges in each cell of a grid over the matrix, receivers by sources: ``int64[rows, columns]``.
 
     A cell is one entry of the matrix where a side has at most ``cells`` of them, else an equal share.
+
+    Args:
+        windows: The graph.
+        cells: A side of the grid, at most.
+        in_windows: Whether receivers stand in the order of the windows, not as they are numbered.
     """
     num_dst, num_src = windows.shape
     rows, columns = min(num_dst, cells), min(num_src, cells)
     counts = torch.zeros(rows * columns, dtype=torch.int64, device=windows.device)
-    edges = windows.edge_index()
+    edges, order = windows.edge_index(), windows.walk().row_index if in_windows else None
+    place = None
+    if order is not None:
+        place = torch.empty(num_dst, dtype=torch.int64, device=windows.device)
+        place[order[:num_dst].long()] = torch.arange(num_dst, device=windows.device)
     for start in range(0, edges.size(1), _CHUNK):
         src, dst = edges[:, start : start + _CHUNK].long()
+        dst = dst if place is None else place[dst]
         counts += torch.bincount(
             dst * rows // num_dst * columns + src * columns // num_src, minlength=len(counts)
         )
     return counts.view(rows, columns)
 
 
-def draw(windows: RowWindows, title: str) -> Figure:
+def draw(windows: RowWindows, title: str, reordered: RowWindows | None = None) -> Figure:
     """A figure of three panels: TCBs and edges of the row windows, as histograms, and a spy plot.
+
+    Args:
+        windows: The graph.
+        title: Its name.
+        reordered: The same graph with other rows in a window: three more panels below, the receivers of its
+            spy plot in the order of its windows.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
     try:
-        from matplotlib.colors import LogNorm
         from matplotlib.figure import Figure  # not pyplot: it would look for a screen
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "plots need matplotlib, which is not installed; run: pip install graphfuse[bench]"
         ) from error
 
-    blocks, edges = blocks_per_window(windows).cpu(), edges_per_window(windows).cpu()
-    figure = Figure(figsize=(13.5, 4.4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    records = [windows] if reordered is None else [windows, reordered]
+    figure = Figure(figsize=(13.5, 4.4 * len(records)), layout="constrained")
+    rows = figure.subplots(len(records), 3, squeeze=False)
     num_dst, num_src = windows.shape
-    figure.suptitle(
-        f"{title}: {num_dst:,} x {num_src:,}, {windows.num_edges:,} edges, {len(blocks):,} windows"
+    says = (
+        f"{title}: {num_dst:,} x {num_src:,}, {windows.num_edges:,} edges, {-(-num_dst // WINDOW):,} windows"
     )
+    if reordered is not None:
+        says += f"; above as numbered, {windows.num_entries:,} column entries, below reordered, "
+        says += f"{reordered.num_entries:,}"
+    figure.suptitle(says)
+    for axes, record in zip(rows, records, strict=True):
+        _histograms(axes[0], axes[1], record)
+        _spy_plot(figure, axes[2], record, in_windows=record is reordered)
+    if reordered is not None:  # to be compared
+        for left, right in zip(rows[0][:2], rows[1][:2], strict=True):
+            left.sharex(right)
+            left.sharey(right)
+            left.autoscale()
+    return figure
 
+
+def _histograms(left: Any, middle: Any, windows: RowWindows) -> None:
+    blocks, edges = blocks_per_window(windows).cpu(), edges_per_window(windows).cpu()
     most = int(blocks.max()) if len(blocks) else 0
     width = -(-(most + 1) // 60)  # whole blocks in a bar
     left.hist(blocks.numpy(), bins=torch.arange(0, most + 2 * width, width).numpy() - 0.5, color=_BLUE)
@@ -96,18 +127,23 @@ def draw(windows: RowWindows, title: str) -> Figure:
     middle.set(xlabel="edges in a row window", ylabel="row windows")
     middle.set_title(f"{len(edges) - len(used):,} windows without edges")
 
-    cells = density(windows).cpu()
-    right.locator_params(nbins=5)
-    right.set(xlabel="source", ylabel="receiver", title="edges in a cell")
+
+def _spy_plot(figure: Figure, axes: Any, windows: RowWindows, in_windows: bool) -> None:
+    from matplotlib.colors import LogNorm
+
+    num_dst, num_src = windows.shape
+    cells = density(windows, in_windows=in_windows).cpu()
+    axes.locator_params(nbins=5)
+    receiver = "receiver, as windows have them" if in_windows else "receiver"
+    axes.set(xlabel="source", ylabel=receiver, title="edges in a cell")
     if cells.any():
         shown = cells.double()
         shown[cells == 0] = float("nan")
-        image = right.imshow(
+        image = axes.imshow(
             shown.numpy(), extent=(0, num_src, num_dst, 0), aspect="equal" if num_src == num_dst else "auto",
             cmap="cividis", norm=LogNorm(1, max(2, int(cells.max()))), interpolation="nearest",
         )  # fmt: skip
-        figure.colorbar(image, ax=right)
-    return figure
+        figure.colorbar(image, ax=axes)
 
 
 def check_suffix(path: str | os.PathLike[str]) -> None:

@@ -247,6 +247,10 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert Path("graph.png").read_bytes().startswith(b"\x89PNG")
     assert main(["plot", "graph.safetensors", "--out", "other.svg"]) == 0
     assert "graph: 3 x 3, 4 edges, 1 windows" in Path("other.svg").read_text()
+    for graph in ("graph.npz", "graph.safetensors"):
+        assert main(["plot", graph, "--reorder", "degree", "--out", "both.svg"]) == 0
+        says = "4 edges, 1 windows; above as numbered, 4 column entries, below reordered, 4"
+        assert says in Path("both.svg").read_text()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "graph.npz"]) == 2
     assert "pip install graphfuse[bench]" in capsys.readouterr().err
@@ -267,7 +271,7 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["train", str(CONFIGS / "cora_gcn.yaml"), "weight_decy=1"], "did you mean 'weight_decay'?"),
         (["train", "{folder}/typo.yaml"], "unknown setting 'dropuot'; there are"),
         (["train", str(CONFIGS / "cora_gcn.yaml"), "--seeds", "0"], "--seeds must be at least 1"),
-        (["paint"], "unknown command 'paint'; there are env, doctor, prepare, plot, train"),
+        (["paint"], "unknown command 'paint'; there are env, doctor, prepare, plot, train, bench, tune"),
         (["--verbose", "trainn"], "did you mean 'train'?"),
         ([], "required: command"),
         (["env", "--jsn"], "unrecognized arguments: --jsn"),
@@ -350,7 +354,7 @@ def test_the_documented_commands_and_options_are_the_ones(capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["--help"])
     commands = set(re.findall(r"^ {4}([a-z]+) ", capsys.readouterr().out, re.MULTILINE))
-    assert {"env", "doctor", "prepare", "plot", "train"} <= commands
+    assert {"env", "doctor", "prepare", "plot", "train", "bench", "tune"} <= commands
     page = (ROOT / "docs/command-line.md").read_text()
     sections = dict(re.findall(r"^## graphfuse ([a-z]+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
     assert set(sections) == commands
