@@ -297,7 +297,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
-        most = 128 if _starts_on_16_bytes(dim) else None
+        most = 128 if _starts_on_16_bytes(dim) and not (dropout and tilted) else None
         return Config(width, 32, 5, 1, registers=most, guess=not backward)
     if width > 128:
         config = _gat_beyond_128(width, *kind[:3])
