@@ -3,7 +3,8 @@
     python -m benchmarks.targets  # of an H200, or of the folder of results that is named
 
 Targets were set on one NVIDIA H200. Those in floors take the newest row of a case in the benchmark's own file
-or in ``floors.jsonl``; those over other providers the newest run in which both took part.
+or in ``floors.jsonl``; those over other providers the newest run in which both took part. Of two targets
+there are no rows: orders of products (``gemm_orders.md``), and that no order chosen by itself is slower.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from benchmarks import page_training, rows
+from benchmarks import page_training, peers, rows
 from benchmarks.bench import Record
 from benchmarks.markdown import figure, table
 from benchmarks.rows import Case
@@ -26,6 +27,7 @@ _HALF, _BOTH = ("float16", "bfloat16"), ("fwd", "fwd+bwd")
 _MANY = 500_000  # edges of a large graph
 _ALONE, _GROUPED = ("64", "128"), ("4x32", "8x16")
 _AXES = ("kind", "graph", "width", "dtype", "mode")
+_MEMORY_MIB = 6e9 / 2**20
 _SHOWN = 12  # cases that miss a target, the furthest first
 _DENSE, _SPARSE = "dropout 0.5", "sparse features, dropout 0.5"
 
@@ -122,14 +124,33 @@ def milliseconds(case: Case) -> float | None:
     return case.time_ms("graphfuse")
 
 
+def over_flashsparse(precision: str) -> Number:
+    """FlashSparse's recorded time of a sum over neighbours over graphfuse's."""
+
+    def number(case: Case) -> float | None:
+        ours = case.of["graphfuse"]
+        times = peers.times(ours.gpu, ours.graph or "", 1, ours.head_dim or 0, "spmm")
+        theirs = times.get(f"flashsparse_{precision}")
+        return theirs / ours.p50_ms if theirs and ours.p50_ms else None
+
+    return number
+
+
+def memory_mib(case: Case) -> float | None:
+    """All that is allocated during a step, the graph included."""
+    ours = case.of["graphfuse"]
+    found: float | None = ours.extra.get("total_peak_mib", ours.peak_mib)
+    return found
+
+
 def fewer_entries(case: Case) -> float | None:
     """Column entries of rows as numbered over those of rows that share columns."""
-    extra = case.of["graphfuse"].extra if "graphfuse" in case.of else {}
+    extra = case.of["graphfuse"].extra
     return extra["entries_before"] / extra["entries_after"] if "entries_after" in extra else None
 
 
 def targets() -> Iterator[Target]:
-    """All of them."""
+    """All that there are rows of."""
     yield from _attention()
     yield from _sums()
     yield from _steps()
@@ -184,6 +205,10 @@ def _sums() -> Iterator[Target]:
         full | {"width": ("64",)},
         at_least=True,
     )
+    for dtype, precision in (("float16", "fp16"), ("float32", "tf32")):
+        yield Target(f"spmm, {dtype}, FlashSparse in {precision} over it", "spmm",
+                     over_flashsparse(precision), 1.0, {"dtype": (dtype,), "mode": ("fwd",)},
+                     at_least=True)  # fmt: skip
     for graph, width, limit in (
         ("cora", "1433->16", 0.025), ("pubmed", "64->64", 0.016), ("github", "64->64", 0.05),
         ("ego-twitter", "128->128", 0.13),
@@ -217,12 +242,21 @@ def _steps() -> Iterator[Target]:
     ):  # fmt: skip
         # GAT and AGNN as their own benchmark has them, the others as they are trained
         trained = kind in ("gcn", "transformer")
-        says = f"epoch of {kind} on the stand-in of Reddit, {dtype}, ms"
+        says = f"epoch of {kind} on the stand-in of Reddit, {dtype}"
         if trained:
             only = {"kind": (kind,), "graph": ("reddit-standin",), "dtype": (dtype,)}
         else:
             only = {"kind": (f"attention_steps {kind}",), "dtype": ("bfloat16",)}
-        yield Target(says, "train" if trained else "attention_steps", milliseconds, limit, only)
+        bench = "train" if trained else "attention_steps"
+        yield Target(f"{says}, ms", bench, milliseconds, limit, only)
+        yield Target("the same, MiB", bench, memory_mib, _MEMORY_MIB, only)
+    for says, kinds, limit in (
+        ("cut in the call", ("built", "refilled"), 1.5), ("given", ("given", "captured"), 5),
+    ):  # fmt: skip
+        for dtype in ("float32", "bfloat16"):
+            only = {"kind": tuple(f"molecules windows {kind}" for kind in kinds), "dtype": (dtype,)}
+            yield Target(f"TransformerConv on 1,024 molecules, windows {says}, {dtype}, PyG over it",
+                         "molecules", Case.speedup, limit, only, at_least=True, pick="best")  # fmt: skip
     for provider, says, limit in (("pyg", "PyG", 5), ("pyg compiled", "compiled PyG", 2)):
         yield Target(f"ten Graph Transformer layers, {says} over them", "graph_transformer", over(provider),
                      limit, {"dtype": ("float16",)}, at_least=True)  # fmt: skip
@@ -251,8 +285,9 @@ def _trained(folder: Path) -> Iterator[Case]:
         if ms is not None:
             model, dtype = (str(training.setting(name)) for name in ("model", "dtype"))
             what = (model, summary["dataset"], "-", dtype, training.mode)
-            record = Record("train", "graphfuse", p50_ms=ms, commit=summary["commit"], date=summary["date"])
-            yield Case(what, {"graphfuse": record})
+            facts = {name: summary[name] for name in ("commit", "date")}
+            needs = training.value("graphfuse", "peak_mib")
+            yield Case(what, {"graphfuse": Record("train", "graphfuse", p50_ms=ms, peak_mib=needs, **facts)})
 
 
 def _fits(target: Target, case: Case) -> bool:

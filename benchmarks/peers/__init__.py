@@ -1,4 +1,4 @@
-"""Times of other projects' attention, measured once and kept: nobody has to build them to compare."""
+"""Times of other projects' kernels, measured once and kept: nobody has to build them to compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def times(gpu: str | None, graph: str, heads: int, dim: int, mode: str) -> dict[
         graph: A name of :mod:`benchmarks.graphs`.
         heads: Heads of the attention.
         dim: Width of a head.
-        mode: ``fwd``, ``fwd+bwd``, or ``gather``: reading one matrix of that width, way by way.
+        mode: ``fwd``, ``fwd+bwd``; or ``gather``: reading one matrix of that width, way by way; or ``spmm``:
+            a sum over neighbours of that width.
     """
     recorded = _recorded()
     shapes = recorded["graphs"].get(graph, {}) if gpu == recorded["gpu"] else {}

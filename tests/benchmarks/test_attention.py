@@ -234,6 +234,10 @@ def test_peers() -> None:
     assert peers.times(H200, "reddit", 4, 32, "fwd") == {"turbo_gnn": 41.7228, "anemoi": 22.2296}
     assert peers.times(H200, "reddit", 8, 16, "fwd") == peers.times(H200, "products", 1, 64, "fwd") == {}
     assert peers.times("cpu", "reddit", 1, 64, "fwd") == {}
+    sums = {"flashsparse_fp16": 2.3472, "flashsparse_tf32": 3.7588}
+    assert peers.times(H200, "reddit", 1, 64, "spmm") == sums and not peers.times(
+        H200, "reddit", 4, 32, "spmm"
+    )
     assert peers.gather_ms(H200, "github", 1, 128) == 0.0286
     assert peers.gather_ms(H200, "dblp-2010", 1, 64) == 0.0252
     assert peers.gather_ms("cpu", "github", 1, 128) is None

@@ -70,6 +70,19 @@ def test_what_others_take() -> None:
     assert targets.over_peer()(failed) is None and targets.milliseconds(failed) is None
 
 
+def test_sums_beside_those_of_flashsparse() -> None:
+    ours = case("reddit", 2.0, gpu="NVIDIA H200", head_dim=64)
+    assert targets.over_flashsparse("fp16")(ours) == pytest.approx(2.3472 / 2.0)
+    assert targets.over_flashsparse("tf32")(ours) == pytest.approx(3.7588 / 2.0)
+    assert targets.over_flashsparse("fp16")(case("reddit", 2.0, gpu="another", head_dim=64)) is None
+    assert targets.over_flashsparse("fp16")(case("products", 2.0, gpu="NVIDIA H200", head_dim=64)) is None
+
+
+def test_memory_of_a_step() -> None:
+    assert targets.memory_mib(case("g", 1.0, peak_mib=3.0)) == 3.0
+    assert targets.memory_mib(case("g", 1.0, peak_mib=3.0, extra={"total_peak_mib": 5.0})) == 5.0
+
+
 def test_only_rows_in_floors_may_be_from_elsewhere(tmp_path: Path) -> None:
     """A newer row of graphfuse alone has a floor, but nobody to be compared with."""
 
