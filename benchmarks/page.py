@@ -6,6 +6,7 @@ What is written is the same for the same files. No number is typed by hand: what
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,9 @@ _KERNEL_PLOTS = (
     ("floor", Case.over_floor, "Time of graphfuse over the gather floor"),
     ("speedup", Case.speedup, "Time of PyG over graphfuse"),
 )
+_PROJECTS = "Time of attention, one head of 64, forward, over graphfuse's"
+_NEEDS = "Memory of attention, one head of 64, with backward"
+_SCALING = "Time over edges and features, with backward, float16"
 _MARKS = ("<!-- written by benchmarks/page.py -->", "<!-- until here -->")
 
 _HEAD = """\
@@ -142,19 +146,14 @@ def _kernel_plots(gpu: str, benches: Mapping[str, Sequence[Case]], plots: Path) 
         if data:
             drawn = page_plots.draw_ratios(data, title, "ratio")
             yield _plot(plots / f"{gpu}-{file}.svg", drawn, data, title)
-    data = page_scaling.speedups(benches)
-    if data:
-        title = "Time of attention, one head of 64, forward, over graphfuse's"
-        yield _plot(plots / f"{gpu}-projects.svg", page_scaling.draw_speedups(data, title), data, title)
-    data = page_scaling.memory(benches)
-    if data:
-        title = "Memory of attention, one head of 64, with backward"
-        drawn = page_plots.draw_bars(data, title, "MiB beyond the inputs")
-        yield _plot(plots / f"{gpu}-needs.svg", drawn, data, title)
-    data = page_scaling.scaling(benches)
-    if data:
-        title = "Time over edges and features, with backward, float16"
-        yield _plot(plots / f"{gpu}-scaling.svg", page_scaling.draw_scaling(data, title), data, title)
+    in_mib = functools.partial(page_plots.draw_bars, unit="MiB beyond the inputs")
+    for file, data, draw, title in (
+        ("projects", page_scaling.speedups(benches), page_scaling.draw_speedups, _PROJECTS),
+        ("needs", page_scaling.memory(benches), in_mib, _NEEDS),
+        ("scaling", page_scaling.scaling(benches), page_scaling.draw_scaling, _SCALING),
+    ):
+        if data:
+            yield _plot(plots / f"{gpu}-{file}.svg", draw(data, title), data, title)
 
 
 def _plot(path: Path, drawn: page_plots.Figure, data: page_plots.Data, says: str) -> str:

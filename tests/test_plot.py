@@ -38,11 +38,16 @@ def test_counts_are_those_of_the_edge_list(graph: str, monkeypatch: pytest.Monke
     degree = sorted(Counter(dst for _, dst in edges).values(), reverse=True)
     sums = [sum(degree[first : first + 16]) for first in range(0, num_dst, 16)]
     assert plot.edges_per_window(ordered).tolist() == sums
+    order = ordered.walk().row_index  # None: the rows as numbered were best
+    walked = torch.arange(num_dst) if order is None else order[:num_dst].long()
     # one cell for each entry of the matrix, then shares of it
     exact = torch.zeros(num_dst, num_src, dtype=torch.int64)
     for (src, dst), count in copies.items():
         exact[dst, src] = count
     assert torch.equal(plot.density(windows), exact)
+    assert torch.equal(plot.density(windows, in_windows=True), exact)
+    assert torch.equal(plot.density(ordered), exact)
+    assert torch.equal(plot.density(ordered, in_windows=True), exact[walked])
     rough = plot.density(windows, cells=5)
     assert rough.shape == (min(num_dst, 5), min(num_src, 5)) and int(rough.sum()) == len(edges)
     for row in range(rough.size(0)):
@@ -60,6 +65,20 @@ def test_no_window_is_left_out(graph: str, tmp_path: Path) -> None:
     images = [int(image.get_array().filled(0).sum()) for image in right.images]
     assert images == ([len(edges)] if edges else [])
     plot.write(figure, tmp_path / "graph.png")
+
+
+def test_two_orders_of_rows_are_drawn_alike() -> None:
+    _, windows = build("ragged")
+    ordered = RowWindows.from_edge_index(windows.edge_index(), windows.shape[::-1], reorder="degree")
+    assert ordered.walk().row_index is not None
+    figure = plot.draw(windows, "name", ordered)
+    above, below = figure.axes[:3], figure.axes[3:6]
+    for left, right in zip(above[:2], below[:2], strict=True):
+        assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+    shown = [[image.get_array().filled(0) for image in axes.images] for axes in (above[2], below[2])]
+    assert (shown[0][0] != shown[1][0]).any() and shown[0][0].sum() == shown[1][0].sum()
+    says = f"above as numbered, {windows.num_entries} column entries, below reordered, {ordered.num_entries}"
+    assert says in str(figure.get_suptitle())
 
 
 def test_files_are_png_and_svg_and_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
