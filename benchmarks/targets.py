@@ -3,7 +3,7 @@
     python -m benchmarks.targets  # of an H200, or of the folder of results that is named
 
 Targets were set on one NVIDIA H200. Those in floors take the newest row of a case in the benchmark's own file
-or in ``floors.jsonl``; those over other providers the newest run in which both took part. Of two targets
+or in ``floors.jsonl``; those over other providers the newest run of that file. Of two targets
 there are no rows: orders of products (``gemm_orders.md``), and that no order chosen by itself is slower.
 """
 

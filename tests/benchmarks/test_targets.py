@@ -90,10 +90,12 @@ def test_only_rows_in_floors_may_be_from_elsewhere(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in given))
 
     common = {"op": "spmm", "graph": "cora", "head_dim": 64, "dtype": "float16", "mode": "fwd"}
-    old, new = {"commit": "c1", "date": "2026-11-01"}, {"commit": "c2", "date": "2026-11-02"}
+    old, new, newest = ({"commit": f"c{day}", "date": f"2026-11-0{day}"} for day in (1, 2, 3))
     ours, theirs = measured(p50_ms=2.0, floor_ms=1.0, **old), measured("torch.sparse", 8.0, **old)
     write("spmm.jsonl", *({**row, **common} for row in (ours, theirs)))
-    write("floors.jsonl", {**measured(p50_ms=1.1, floor_ms=1.0, **new), **common})
+    # the last of them has no floor: it is not what decides
+    alone, another = measured(p50_ms=1.1, floor_ms=1.0, **new), measured("flashsparse", 9.0, **newest)
+    write("floors.jsonl", *({**row, **common} for row in (alone, another)))
     values = {one.target.says: one.value for one in targets.of_folder(tmp_path) if one.numbers}
     assert values == {
         "spmm, half precision, floors": 1.1,
