@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def test_benchmarks_of_the_checkout(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != ROOT])
     assert main(arguments) == 1 and given == [passed_on]
+
+
+def test_a_checkout_is_found_from_elsewhere(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from graphfuse import cli
+sys.path = [path for path in sys.path if path != {str(ROOT)!r}]  # as where the command is installed
+sys.exit(cli.main(["bench", "spmm", "--graphs", "cora", "--quick", "--list"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[:2]) == (0, ["spmm", "graph=cora"]), done.stderr
 
 
 def test_no_checkout(
