@@ -169,7 +169,7 @@ def attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: boo
 def _attention_window(heads: int, dim: int, size: int, dropout: bool, scaled: bool, load: Load) -> Config:
     width, group, long = power_of_two(dim, 16), attention_group(heads, dim), load is Load.LONG
     guess = size == 2 and not dropout and (scaled or group > 2 or (group == 2 and long))
-    if load is Load.FEWEST and group > 1 and dim > 8 and not scaled:
+    if load is Load.FEWEST and group > 1 and dim > 8 and not scaled:  # see few_programs.md
         return Config(width, 32, 3, 1) if dropout else Config(width, 32, 5, 1, registers=168, guess=size == 2)
     if load is Load.TINY and not (dropout or scaled) and (group > 1 or dim == 128):
         return Config(width, 16, 5, 1, rows=group, registers=128) if group > 1 else Config(width, 16, 2, 2)
@@ -293,7 +293,8 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
 
     Forward makes do with a guess at the maxima, if there is more than a first step. With ``tilted`` sums a
     warp wants all registers for a head of 128 features, four that share a gather, few programs, or dropout
-    (results: guesses_apart.md, dropout.md).
+    (results: guesses_apart.md, dropout.md), and backward where a bound would make room for programs that
+    there are not; the fewest have a head each (few_programs.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:

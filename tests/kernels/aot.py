@@ -284,7 +284,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{v2}-{more.get('TRANSPOSED')}]"
             name += "-untilted" if kernel is gat_windows.gat_window_kernel and more else ""
             if "window" in kernel.__name__:
-                # heads of which others share a program
+                # a head alone in a program, where other launch rows have several
                 name += "-apart" if heads > 1 == config.rows and dim <= 32 else ""
                 name += f"-{config.step}-{config.stages}"
             yield Case(name, kernel, given, constants, config.warps, config.registers)
