@@ -21,7 +21,7 @@ _KERNEL_PLOTS = (
     ("floor", Case.over_floor, "Time of graphfuse over the gather floor"),
     ("speedup", Case.speedup, "Time of PyG over graphfuse"),
 )
-_PROJECTS = "Time of attention, one head of 64, forward, over graphfuse's"
+_PROJECTS = "Time of attention, one head of 64, forward, over graphfuse's; float16, DF-GNN float32"
 _NEEDS = "Memory of attention, one head of 64, with backward"
 _SCALING = "Time over edges and features, with backward, float16"
 _MARKS = ("<!-- written by benchmarks/page.py -->", "<!-- until here -->")

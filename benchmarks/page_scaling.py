@@ -23,13 +23,10 @@ def speedups(benches: Mapping[str, Sequence[Case]]) -> Data:
     """Graph -> project -> time of attention, one head of 64 forward in float16, over that of graphfuse."""
     found: Data = {}
     for case in _by_edges(benches.get("attention", ()), _WIDTH, "fwd"):
-        ours = case.time_ms("graphfuse")
         times = _times(case)
-        others = {
-            name: [ms / ours] for name, ms in times.items() if ours and name not in ("graphfuse", _FLOOR)
-        }
-        if others:
-            found[case.what[1]] = others
+        ours, _ = times.pop("graphfuse", None), times.pop(_FLOOR, None)
+        if ours and times:
+            found[case.what[1]] = {name: [ms / ours] for name, ms in times.items()}
     return found
 
 
@@ -94,7 +91,7 @@ def draw_scaling(data: Data, title: str) -> Figure:
     figure.suptitle(title)
     panels = figure.subplots(rows, 2, squeeze=False).ravel()
     for axes, (panel, series) in zip(panels, data.items(), strict=False):
-        axes.set(title=panel, xscale="log", yscale="log", ylabel="ms")
+        axes.set(xscale="log", yscale="log", ylabel="ms")
         axes.set_title(panel, fontsize="medium")
         axes.grid(which="major", linewidth=0.5)
         for name, numbers in series.items():
@@ -103,8 +100,8 @@ def draw_scaling(data: Data, title: str) -> Figure:
                 numbers[::2], numbers[1::2], linestyle=line, marker=mark, color="black", label=name,
                 markerfacecolor="none", markersize=5, linewidth=0.8,
             )  # fmt: skip
-        if len({x for numbers in series.values() for x in numbers[::2]}) <= 4:  # two or three widths
-            ticks = sorted({x for numbers in series.values() for x in numbers[::2]})
+        ticks = sorted({x for numbers in series.values() for x in numbers[::2]})
+        if len(ticks) <= 4:  # two or three widths
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()
     for axes in panels[len(data) :]:

@@ -101,9 +101,9 @@ def over_peer(*names: str) -> Number:
     """The recorded time of the fastest of other projects, those named or all but PyG, over graphfuse's."""
 
     def number(case: Case) -> float | None:
-        ours = case.time_ms("graphfuse")
-        peers: dict[str, float] = case.of["graphfuse"].extra.get("peers", {}) if ours else {}
-        times = [ms for name, ms in peers.items() if (name in names if names else name != "pyg")]
+        ours, record = case.time_ms("graphfuse"), case.of["graphfuse"]
+        recorded = record.extra.get("peers", {}) if names else rows.recorded_peers(record)
+        times = [ms for name, ms in recorded.items() if not names or name in names]
         return min(times) / ours if ours and times else None
 
     return number
