@@ -159,6 +159,7 @@ Bench(
             "dtype": (torch.bfloat16, torch.float32),
             "mode": _MODES,
         },
+        {"graph": ("cora", "pubmed"), "shape": ((8, 8),), "dtype": (torch.float32,), "mode": _MODES},
         {
             "graph": ("github", "ego-twitter", "reddit"),
             "shape": _SHAPES,
