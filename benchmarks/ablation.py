@@ -68,9 +68,9 @@ def _other(attribute: str) -> Patch:
     return launch, attribute, lambda *sizes: not rule(*sizes)
 
 
-def _in_order(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor, int]:
+def _in_order(ptr: Tensor, split: int, least: int = 0) -> tuple[Tensor, Tensor, int]:
     """Tasks by window and first entry, where a build sorts them by their length."""
-    tasks, merges, num_slots = _CUT(ptr, split, keep_whole)
+    tasks, merges, num_slots = _CUT(ptr, split, least)
     tasks = tasks[torch.sort(tasks[:, 1], stable=True).indices]
     return tasks[torch.sort(tasks[:, 0], stable=True).indices], merges, num_slots
 

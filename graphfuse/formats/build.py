@@ -24,6 +24,9 @@ _SLICES = 4224
 _FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
+# Rows of more edges are walked first, as a GPU waits for what it begins last. Where many are as long, those
+# of more than twice the mean.
+_LONG_ROW = 64
 
 
 class Direction(NamedTuple):
@@ -103,7 +106,7 @@ def build_direction(
     ptr = torch.searchsorted(place, bounds).to(torch.int32)
     column = (place % max(num_cols, 1)).to(torch.int32)
     split = slice_length(column.numel())
-    tasks, merges, num_slots = cut_tasks(ptr, split, keep_whole=True)
+    tasks, merges, num_slots = cut_tasks(ptr, split)
     return Direction(ptr, column, row_mask, tasks, merges, split, num_slots, row_index)
 
 
@@ -133,27 +136,37 @@ def row_slice_length(num_edges: int, cut: bool) -> int:
     return max(min(_MIN_SLICE, _MIN_ROW_SLICE), _share(num_edges, _SLICES))
 
 
+def row_split(num_edges: int, num_rows: int, cut: bool) -> int:
+    """Edges of the longest row that is no task; ``cut`` if windows are cut."""
+    mean = _share(2 * num_edges, max(num_rows, 1))
+    return min(row_slice_length(num_edges, cut), max(_LONG_ROW, mean))
+
+
 def _share(num_entries: int, shares: int) -> int:
     return -(-num_entries // shares // _STEP) * _STEP
 
 
-def cut_tasks(ptr: Tensor, split: int, keep_whole: bool) -> tuple[Tensor, Tensor, int]:
+def cut_tasks(ptr: Tensor, split: int, least: int = 0) -> tuple[Tensor, Tensor, int]:
     """Tasks (longest first), merges and the number of slots for the windows or rows that ``ptr`` bounds.
 
     Args:
         ptr: ``int32[n + 1]``, where each window begins.
         split: Windows with more entries than this are cut into equal slices, at most ``_MOST``.
-        keep_whole: Also list the windows that are not cut (else the kernel finds those through ``ptr``).
+        least: Windows with fewer entries are no tasks, the kernel finds those through ``ptr``.
     """
+    return list_tasks(ptr, _ceil(torch.diff(ptr.long()), split), least)
+
+
+def list_tasks(ptr: Tensor, slices: Tensor, least: int) -> tuple[Tensor, Tensor, int]:
+    """As :func:`cut_tasks`, of windows that are to be cut into so many slices, or about as many."""
     ptr = ptr.to(torch.int64)
     length = torch.diff(ptr)
-    slices = _ceil(length, split).clamp_(min=1)
-    share = _ceil(_ceil(length, slices.clamp(max=_MOST)), _STEP) * _STEP
+    slices = slices.clamp(1, _MOST)
+    share = _ceil(_ceil(length, slices), _STEP) * _STEP
     share = torch.where(slices > 1, share, length.clamp(min=1))
     slices = _ceil(length, share).clamp_(min=1)
     cut = (slices > 1).nonzero().view(-1)
-    if not keep_whole:
-        slices = torch.where(slices > 1, slices, 0)
+    slices = torch.where(length < least, 0, slices)
     window = torch.repeat_interleave(slices)
     rank = torch.arange(window.numel(), device=ptr.device) - (slices.cumsum(0) - slices)[window]
     is_slice = slices[window] > 1

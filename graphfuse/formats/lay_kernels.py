@@ -8,6 +8,8 @@ import triton.language as tl
 from graphfuse.formats.quick_kernels import BEGIN, HEIGHT, MIDDLE, PLACE, PTR, of_windows
 
 COLUMNS = 32  # edges or entries of a window that are looked at together
+ROWS = 32  # rows of a program that looks for long ones ...
+_OTHER_ROWS = tl.constexpr(1024)  # ... and those that it compares them with at a time
 _COLUMN_MASK = tl.constexpr((1 << 28) - 1)
 # where a header tells of its sections, see packed.py
 _HEADER, _SECTIONS, _ALIGN = tl.constexpr(64), tl.constexpr(12), tl.constexpr(32)
@@ -113,6 +115,44 @@ def lay_kernel(
             out_ptr = row_edges_ptr + _start(second, back, 0)
             tl.store(out_ptr + within, tl.broadcast_to(edge[None, :], bit.shape), mask=bit != 0)
         at += COLUMNS
+
+
+# Lists the rows of more edges than `split` as tasks, longest first, of equal ones the first.
+#   grid      (cdiv(rows of the longer direction, ROWS), directions)
+#   reads     the header of rows, see headed(); ptr
+#   writes    tasks
+@triton.jit(do_not_specialize=["header", "num_rows", "back_rows", "split", "back_split"])
+def list_kernel(rows_ptr, header, num_rows, back_rows, split, back_split, ROWS: tl.constexpr):
+    back = tl.program_id(1)
+    if back > 0:
+        num_rows, split = back_rows, back_split
+    ptr_ptr = rows_ptr + _start(header, back, 0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    begin, end = _bounds(ptr_ptr, row, num_rows)
+    length = end - begin
+    long = length > split
+    if tl.max(long.to(tl.int32), 0) == 0:
+        return
+    task, at = tl.zeros_like(row), 0
+    while at < num_rows:
+        others = at + tl.arange(0, _OTHER_ROWS)
+        first, last = _bounds(ptr_ptr, others, num_rows)
+        other = (last - first)[None, :]
+        sooner = (other > length[:, None]) | ((other == length[:, None]) & (others[None, :] < row[:, None]))
+        task += tl.sum(sooner.to(tl.int32), 1)
+        at += _OTHER_ROWS
+    task_ptr = rows_ptr + _start(header, back, 1) + task * 4
+    tl.store(task_ptr, row, mask=long)
+    tl.store(task_ptr + 1, begin, mask=long)
+    tl.store(task_ptr + 2, end, mask=long)
+    tl.store(task_ptr + 3, tl.full(row.shape, -1, tl.int32), mask=long)
+
+
+@triton.jit
+def _bounds(ptr_ptr, row, num_rows):
+    # first edge and end of rows; none of those that there are not
+    inside = row < num_rows
+    return tl.load(ptr_ptr + row, mask=inside, other=0), tl.load(ptr_ptr + row + 1, mask=inside, other=0)
 
 
 @triton.jit

@@ -40,6 +40,8 @@ class Scalars(NamedTuple):
     split_src: int
     slots_dst: int  # ... whose partial results take this many slots, all windows together
     slots_src: int
+    long_dst: int = 0  # rows of more than split_dst edges that are not cut
+    long_src: int = 0
 
 
 class Packed(NamedTuple):
@@ -204,10 +206,11 @@ def _check_sizes(packed: Tensor, header: _Trusted, known: Packed) -> None:
     if kind not in (WINDOWS, ROWS):
         return
     half = len(sections) // 2
-    for first, num_slots in ((0, scalars.slots_dst), (half, scalars.slots_src)):
+    counts = ((0, scalars.slots_dst, scalars.long_dst), (half, scalars.slots_src, scalars.long_src))
+    for first, num_slots, long in counts:
         ptr, tasks, merges, column = (part.numel() for part in sections[first : first + 4])
-        # a task is a window that is not cut, or fills a slot; rows that are not cut are no tasks
-        wanted = tasks // 4 - (ptr - 1 - merges // 4 if kind == WINDOWS else 0)
+        # a task is a window or a long row that is not cut, or fills a slot
+        wanted = tasks // 4 - (ptr - 1 - merges // 4 if kind == WINDOWS else long)
         where = f"{'transposed ' if first else ''}{name}"
         validate._require(num_slots == wanted, f"{where}: there must be {wanted} slots (got {num_slots})")
         if kind == WINDOWS:

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import packed as packing
-from graphfuse.formats.build import WINDOW, slice_length
+from graphfuse.formats.build import WINDOW, row_split, slice_length
 from graphfuse.formats.walk import know_no_copies, walk
 
 # beyond, launches are no cost and the second copy of everything is; keys have bits for more
 MOST_EDGES, MOST_NODES = 1 << 20, 1 << 22
-_RANKED = 1 << 14  # windows up to which each is compared with all others, which takes their square
+# windows up to which each is compared with all others, which takes their square; rows up to which long ones are
+_RANKED, _RANKED_ROWS = 1 << 14, 1 << 17
 _SHARED_WINDOWS = (0, 1, 2, 3, 4) * 2  # sections of a symmetric structure, by the first that holds the same
 _SHARED_ROWS = (0, 1, 2, 3) * 2
 _SHARED_EDGES = (0, 1, 0, 3)
@@ -47,6 +48,8 @@ class Facts(NamedTuple):
     middle: int = 0  # entries of the forward direction
     total: int = 0  # entries of both
     crowded: int = 0  # edges of the window that has most
+    long: int = 0  # rows that are tasks
+    back_long: int = 0  # likewise, of the transpose
 
 
 class _Sorted(NamedTuple):
@@ -86,8 +89,8 @@ def fingerprint(edge_index: Tensor) -> int:
 def build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | None:
     """Both directions of the windows and rows, or ``None`` for a graph that :mod:`.build` has to look at.
 
-    Those are graphs with a repeated edge, with a window so long that it is cut into slices, and with an
-    index out of range. There must be edges.
+    Those are graphs with a repeated edge, with a window so long that it is cut into slices, with long rows
+    among very many, and with an index out of range. There must be edges.
     """
     with torch.cuda.device_of(edge_index):
         return _build_windows(edge_index, num_src, num_dst)
@@ -101,24 +104,33 @@ def _build_windows(edge_index: Tensor, num_src: int, num_dst: int) -> Built | No
     facts = found.facts
     middle, back = facts.middle, facts.total - facts.middle
     splits = slice_length(middle), slice_length(back)
-    if facts.longest > min(splits):
+    long, back_long = facts.long, facts.back_long
+    unranked = long + back_long > 0 and max(num_dst, num_src) > _RANKED_ROWS
+    if unranked or facts.longest > min(splits):
         return None
     symmetric = num_src == num_dst and not facts.lopsided
     scalars = packing.Scalars(num_dst, num_src, num_edges, int(symmetric), *splits, 0, 0)
     lengths = [num_windows + 1, 4 * num_windows, 0, middle, -(-middle // 2)]
     lengths += [back_windows + 1, 4 * back_windows, 0, back, -(-back // 2)]
-    split = slice_length(num_edges)
+    row_splits = _row_splits(num_edges, num_dst, num_src)
     layouts = (
         packing.Layout(packing.WINDOWS, scalars, lengths, _SHARED_WINDOWS if symmetric else None),
         packing.Layout(
             packing.ROWS,
-            scalars._replace(split_dst=split, split_src=split),
-            [num_dst + 1, 0, 0, num_edges, num_src + 1, 0, 0, num_edges],
+            packing.Scalars(*scalars[:4], *row_splits, 0, 0, long, back_long),
+            [num_dst + 1, 4 * long, 0, num_edges, num_src + 1, 4 * back_long, 0, num_edges],
             _SHARED_ROWS if symmetric else None,
         ),
     )
     headers, (windows, rows) = packing.blank(layouts, edge_index.device)
-    _lay_graph(windows, rows, headers, found, scalars, 1 if symmetric else 2)
+    directions = 1 if symmetric else 2
+    _lay_graph(windows, rows, headers, found, scalars, directions)
+    if long + back_long > 0:
+        kernels = _lay_kernels()
+        _kernels().launch(
+            *(kernels.list_kernel, (-(-max(num_dst, num_src) // kernels.ROWS), directions), rows),
+            *(kernels.headed(headers[1]), num_dst, num_src, *row_splits, kernels.ROWS),
+        )
     for packed in (windows, rows):
         know_no_copies(packed)
     return Built(windows, rows, facts.fingerprint)
@@ -228,6 +240,7 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
     if with_order:
         orders = torch.empty(2, 2 * num_edges, dtype=torch.int32, device=device).unbind()
     sizes = (num_edges, num_windows, all_windows)
+    row_splits = _row_splits(num_edges, num_dst, num_src)
     ranked = all_windows <= _RANKED
     _over_edges(kernels.edges_kernel, (table,), edge_index, num_src, num_dst, True)
     grid = (-(-all_windows // kernels.RUN),)
@@ -235,7 +248,7 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
     _over_edges(kernels.keys_kernel, (mixed, orders[0], table), edge_index, num_src, num_dst)
     kernels.launch(
         *(kernels.sort_kernel, (-(-2 * num_edges // kernels.KEYS),), key, orders[1], mixed, orders[0], table),
-        *(all_windows, kernels.KEYS),
+        *(num_windows, all_windows, *row_splits, kernels.KEYS),
     )
     span = kernels.SPAN if ranked else kernels.RUN
     grid = (max(-(-all_windows // span), -(-num_edges // kernels.BLOCK)),)
@@ -273,6 +286,11 @@ def _lay(
         *(num_windows, num_windows + _windows_of(scalars.num_src), kernels.COLUMNS),
         warps=1,
     )
+
+
+def _row_splits(num_edges: int, num_dst: int, num_src: int) -> tuple[int, int]:
+    # of a graph whose windows are not cut
+    return row_split(num_edges, num_dst, False), row_split(num_edges, num_src, False)
 
 
 def _windows_of(num_rows: int) -> int:

@@ -28,13 +28,14 @@ BLOCK = 512  # edges of a program, where they are one by one
 KEYS = 32  # keys that a program compares with others
 SPAN = 8  # windows that a program compares with others ...
 RUN = 256  # ... or only sums up
-FACTS = 8  # numbers at the start of the table
+FACTS = 16  # numbers at the start of the table
 CROWD = 1 << 14  # edges of a window, at most: to sort them takes their square
 _NEAR = tl.constexpr(32)  # keys that they are compared with at a time
 _OTHERS = tl.constexpr(512)  # windows, likewise
 _WIDE = tl.constexpr(1024)  # numbers that are summed at a time
 HEIGHT = tl.constexpr(WINDOW)
 _PLACE_BITS = tl.constexpr(32)  # of a key below the window: 28 of the column, 4 of the row
+_WITHOUT_COLUMN = tl.constexpr(~(((1 << 28) - 1) << 4))
 _BACKWARD = tl.constexpr(1 << 60)  # in the order of tasks: those of the transpose come last
 _LONGEST = tl.constexpr(1 << 24)  # no window has as many entries
 _MOST = tl.constexpr(1 << 62)  # no key is as large
@@ -45,7 +46,8 @@ _MIX_2 = tl.constexpr(MIX_2)
 _FACTS = tl.constexpr(FACTS)
 _CROWD = tl.constexpr(CROWD)
 # the fields of quick.Facts
-_FINGERPRINT, _ODD, _LOPSIDED, _LONG, MIDDLE, _TOTAL, _CROWDED = (tl.constexpr(field) for field in range(7))
+_FINGERPRINT, _ODD, _LOPSIDED, _LONGEST_WINDOW, MIDDLE, _TOTAL = (tl.constexpr(field) for field in range(6))
+_CROWDED, _LONG, _BACK_LONG = (tl.constexpr(field) for field in range(6, 9))
 # the numbers of a window
 COUNT, BEGIN, PTR, PLACE = (tl.constexpr(part) for part in range(4))
 
@@ -174,14 +176,16 @@ def _deal(key_ptr, order_ptr, table_ptr, all_windows, window, place, edge, insid
         tl.store(order_ptr + at, edge.to(tl.int32), mask=inside)
 
 
-# Sorts the keys within their windows, and counts the entries of each: COUNT.
+# Sorts the keys within their windows, and counts the entries of each, COUNT, and long rows.
 #   grid      (cdiv(num_keys, KEYS),)
 #   reads     mixed int64 [num_keys], those of a window together, unsorted; mixed_order, likewise; BEGIN
 #   writes    key int64 [num_keys]: each behind as many of its window as are less; order; odd (an edge is
-#             repeated). Nothing where a window has more than CROWD edges
-@triton.jit(do_not_specialize=["all_windows"])
+#             repeated); long (rows of more than `split` edges) and, of the transpose, back_long. Nothing
+#             where a window has more than CROWD edges
+@triton.jit(do_not_specialize=["num_windows", "all_windows", "split", "back_split"])
 def sort_kernel(
-    key_ptr, order_ptr, mixed_ptr, mixed_order_ptr, table_ptr, all_windows, KEYS: tl.constexpr
+    key_ptr, order_ptr, mixed_ptr, mixed_order_ptr, table_ptr, num_windows, all_windows, split, back_split,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     begin_ptr = of_windows(table_ptr, BEGIN, all_windows)
     num_keys = tl.load(begin_ptr + all_windows)
@@ -194,7 +198,7 @@ def sort_kernel(
     first = tl.min(tl.load(begin_ptr + window, mask=inside, other=_MOST), 0)
     end = tl.max(tl.load(begin_ptr + window + 1, mask=inside, other=0), 0)
     at, rank = first, tl.zeros((KEYS,), dtype=tl.int32)
-    before, equal = tl.zeros_like(rank), tl.zeros_like(rank)
+    before, equal, of_row, earlier = rank, rank, rank, rank
     while at < end:
         others = at + tl.arange(0, _NEAR)
         other = tl.load(mixed_ptr + others, mask=others < end, other=_MOST)[None, :]
@@ -202,6 +206,9 @@ def sort_kernel(
         rank += tl.sum(less.to(tl.int32), 1)
         before += tl.sum((less & (other >> 4 == (key >> 4)[:, None])).to(tl.int32), 1)
         equal += tl.sum((other == key[:, None]).to(tl.int32), 1)
+        same_row = ((other ^ key[:, None]) & _WITHOUT_COLUMN) == 0
+        of_row += tl.sum(same_row.to(tl.int32), 1)
+        earlier += tl.sum((same_row & less).to(tl.int32), 1)
         at += _NEAR
     tl.store(key_ptr + first + rank, key, mask=inside)
     if order_ptr is not None:
@@ -212,6 +219,9 @@ def sort_kernel(
     count_ptr = of_windows(table_ptr, COUNT, all_windows)
     one = tl.full((KEYS,), 1, tl.int64)
     tl.atomic_add(count_ptr + window, one, mask=inside & (before == 0), sem="relaxed")
+    back = window >= num_windows
+    long = inside & (earlier == 0) & (of_row > tl.where(back, back_split, split))
+    tl.atomic_add(table_ptr + tl.where(back, _BACK_LONG, _LONG), one, mask=long, sem="relaxed")
 
 
 # Sums of COUNT over the windows before each; of entries also the order of the tasks.
@@ -241,7 +251,7 @@ def sums_kernel(
         sum_ptr = of_windows(table_ptr, BEGIN if key_ptr is None else PTR, all_windows)
         tl.store(sum_ptr + window, end - count, mask=inside)
         tl.store(sum_ptr + window + 1, end, mask=window == all_windows - 1)
-        most_ptr = table_ptr + (_CROWDED if key_ptr is None else _LONG)
+        most_ptr = table_ptr + (_CROWDED if key_ptr is None else _LONGEST_WINDOW)
         tl.atomic_max(most_ptr, tl.max(count, 0), sem="relaxed")
         if key_ptr is not None:
             fact_ptr = table_ptr + tl.zeros_like(window)

@@ -167,7 +167,7 @@ class _Refillable(Structure):
 
     def __init__(self, num_nodes: int, num_edges: int, num_entries: int, device: torch.device) -> None:
         count = -(-num_nodes // build.WINDOW)
-        # no window and no row is cut: which are long changes
+        # no window is cut and no row is a task: which are long changes
         scalars = packing.Scalars(num_nodes, num_nodes, num_edges, 0, num_edges, num_edges, 0, 0)
         half = [count + 1, 4 * count, 0, num_entries, -(-num_entries // 2)]
         of_rows = [num_nodes + 1, 0, 0, num_edges]
@@ -238,7 +238,7 @@ class _Refillable(Structure):
         assert self.rows is not None
         for back, direction, (row, column) in zip((False, True), directions, pairs, strict=True):
             window, by_row = walk(self.windows, back), walk(self.rows, back)
-            tasks, _, _ = build.cut_tasks(direction.ptr, scalars.num_edges, keep_whole=True)
+            tasks, _, _ = build.cut_tasks(direction.ptr, scalars.num_edges)
             order = torch.argsort(row * num_nodes + column)
             starts = torch.searchsorted(row[order], torch.arange(num_nodes + 1, device=row.device))
             assert window.row_mask is not None

@@ -223,23 +223,26 @@ def _window_sections(half: build.Direction, ordered: bool) -> list[Tensor]:
 
 def _build_rows(structure: Structure) -> Tensor:
     scalars = structure.scalars
-    split = build.row_slice_length(scalars.num_edges, scalars.slots_dst + scalars.slots_src > 0)
-    sections, slots = _row_sections(walk(structure.windows, False), split)
+    cut = scalars.slots_dst + scalars.slots_src > 0
+    sections, slots = _row_sections(walk(structure.windows, False), scalars.num_edges, cut)
     if scalars.symmetric:
         backward, backward_slots = sections, slots
     else:
-        backward, backward_slots = _row_sections(walk(structure.windows, True), split)
-    scalars = scalars._replace(split_dst=split, split_src=split, slots_dst=slots, slots_src=backward_slots)
+        backward, backward_slots = _row_sections(walk(structure.windows, True), scalars.num_edges, cut)
+    splits = (build.row_split(scalars.num_edges, rows, cut) for rows in (scalars.num_dst, scalars.num_src))
+    long = (part[1].numel() // 4 - count for part, count in ((sections, slots), (backward, backward_slots)))
+    scalars = packing.Scalars(*scalars[:4], *splits, slots, backward_slots, *long)
     return packing.pack(packing.ROWS, scalars, sections + backward)
 
 
-def _row_sections(windows: Walk, split: int) -> tuple[list[Tensor], int]:
+def _row_sections(windows: Walk, num_edges: int, cut: bool) -> tuple[list[Tensor], int]:
     assert windows.row_mask is not None
     row, column = build.decode(windows.ptr, windows.column, windows.row_mask, windows.row_index)
     row, order = torch.sort(row.to(torch.int32), stable=True)  # window order is by column and copy
     bounds = torch.arange(windows.num_rows + 1, device=row.device, dtype=torch.int32)
     ptr = torch.searchsorted(row, bounds).to(torch.int32)
-    tasks, merges, num_slots = build.cut_tasks(ptr, split, keep_whole=False)
+    least = build.row_split(num_edges, windows.num_rows, cut) + 1
+    tasks, merges, num_slots = build.cut_tasks(ptr, build.row_slice_length(num_edges, cut), least)
     return [ptr, tasks, merges, column[order].to(torch.int32)], num_slots
 
 

@@ -172,7 +172,7 @@ def _check_windows(name: str, w: Walk, num_edges: int) -> None:
     _require(not bool(again.any()), f"{name}: `row_mask` must name the rows of a repeated column again")
     edges = int(build.edges_per_row(w.ptr, _mask(w), w.num_rows).sum())
     _require(edges == num_edges, f"{name}: `row_mask` must hold {num_edges} edges (got {edges})")
-    _check_tasks(name, w, keep_whole=True)
+    _check_tasks(name, w, build.cut_tasks(w.ptr, w.split), "entries of every window")
 
 
 def _check_ptr(name: str, field: str, ptr: Tensor, last: int) -> None:
@@ -182,9 +182,8 @@ def _check_ptr(name: str, field: str, ptr: Tensor, last: int) -> None:
     _require(bool((torch.diff(ptr) >= 0).all()), f"{name}: `{field}` must not decrease")
 
 
-def _check_tasks(name: str, w: Walk, keep_whole: bool) -> None:
-    tasks, merges, num_slots = build.cut_tasks(w.ptr, w.split, keep_whole)
-    every = "entries of every window" if keep_whole else f"edges of every row of more than {w.split}"
+def _check_tasks(name: str, w: Walk, wanted: tuple[Tensor, Tensor, int], every: str) -> None:
+    tasks, merges, num_slots = wanted
     _require(torch.equal(tasks, w.tasks), f"{name}: `tasks` must cover the {every} once, longest first")
     _require(torch.equal(merges, w.merges), f"{name}: `merges` must list the slots of all that is cut")
     _require(num_slots == w.num_slots, f"{name}: there must be {num_slots} slots (got {w.num_slots})")
@@ -205,7 +204,13 @@ def _check_built(
         held = torch.repeat_interleave(torch.diff(w.ptr.long()), output_size=w.num_entries)
         same = torch.equal(held, in_order[0]) and torch.equal(w.column.long(), in_order[1])
         _require(same, f"{name}: `ptr` and `column` must hold the edges of the windows, sorted")
-        _check_tasks(name, w, keep_whole=False)
+        # rows may be cut into other numbers of slices than they are today
+        row, _, slices, _ = w.merges.long().unbind(1)
+        cut = bool(((row >= 0) & (row < w.num_rows)).all()) and int(slices.sum()) == w.num_slots
+        _require(cut, f"{name}: `merges` must list the slots of all that is cut")
+        slices = torch.ones(w.num_rows, dtype=torch.int64, device=w.ptr.device).index_copy_(0, row, slices)
+        wanted = build.list_tasks(w.ptr, slices, w.split + 1)
+        _check_tasks(name, w, wanted, f"edges of every row of more than {w.split}")
     if "window_edges" in parts:
         edges = edge_order(parts["window_edges"], transposed)
         _check_order(f"{look}window edges", edges, windows, in_order, order, transposed, edge_index)

@@ -23,7 +23,8 @@ class Walk(NamedTuple):
     """One direction of a structure: windows of 16 rows, or (``height == 1``) single rows.
 
     With windows, a task is a window or a slice of a long one, and every window has at least one. With rows,
-    only the slices of long rows are tasks; a row of at most ``split`` edges is found through ``ptr``.
+    only long rows are tasks, or their slices, so that they are walked first; a row of at most ``split`` edges
+    is found through ``ptr``.
     """
 
     height: int
@@ -207,7 +208,7 @@ def longer_slices(w: Walk, times: float) -> Walk:
     if longer is None:
         _must_not_capture(w, "the slices of windows for several or wide heads")
         split = int(times * w.split)
-        tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, split, keep_whole=True)
+        tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, split)
         longer = w._replace(tasks=tasks, merges=merges, split=split, num_slots=num_slots)
         w.plans[key] = longer
     return longer

@@ -43,7 +43,7 @@ def loop_score(
 
 
 # All heads of one row.
-#   grid      (num_tasks + num_rows, groups): slices of long rows, then one row a program; a row too wide
+#   grid      (num_tasks + num_rows, groups): long rows or slices, then one row a program; a row too wide
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,

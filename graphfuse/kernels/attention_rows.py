@@ -31,7 +31,7 @@ from graphfuse.kernels.tiles import (
 
 
 # All heads of one row.
-#   grid      (num_tasks + num_rows, groups): slices of long rows, then one row a program; a row too wide
+#   grid      (num_tasks + num_rows, groups): long rows or slices, then one row a program; a row too wide
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; ptr, tasks, column; edge_query [num_rows,
 #             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm. With

@@ -65,7 +65,7 @@ def _spmm_window_kernel(
 
 # Sum over the neighbours of one row, plain adds: no masked work where windows share few columns, and the only
 # way of edge weights: a window has to load as many, and to scatter them into a tile first.
-#   grid      (num_tasks + ceil(num_rows / ROWS), blocks): first the slices of long rows, then ROWS rows a
+#   grid      (num_tasks + ceil(num_rows / ROWS), blocks): first long rows and slices, then ROWS rows a
 #             program (the GPU starts 1.6 programs a nanosecond, which short rows outrun)
 #   reads     x [num_cols, X_DIM]; ptr, tasks, column; the optional operands
 #   writes    out [num_rows, OUT_DIM]; slices write partial ACC [1, DIM] to their slot
@@ -95,7 +95,7 @@ def _spmm_row_kernel(
         if slot < 0:
             begin = tl.load(ptr_ptr + row)
             end = tl.load(ptr_ptr + row + 1)
-        if (slot >= 0) | (end - begin <= split):  # else its slices were listed as tasks
+        if (pid < num_tasks) | (end - begin <= split):  # else it was listed as a task, or its slices were
             acc = row_sum(
                 x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim,
                 offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, EDGES, STAGES, loop_weight_ptr is not None, ACC,

@@ -55,8 +55,9 @@ def rows_at(row_index_ptr, place):
 
 @triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
-    # What a program that walks rows does: first the slices of long rows, then one row a program. Row, first
-    # edge, end, slot or -1, and whether this is a long row, whose slices were listed as tasks.
+    # What a program that walks rows does: first long rows and the slices of longer ones, then one row a
+    # program. Row, first edge, end, slot or -1, and whether this is a row that was listed as a task, or its
+    # slices were.
     listed = False
     slot = -1
     if pid < num_tasks:

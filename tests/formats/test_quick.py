@@ -63,6 +63,31 @@ def test_both_builds_agree(graph: str, dtype: torch.dtype, device: torch.device)
     assert taken == (edge_index.size(1) > 0 and columns == edge_index.size(1))  # all but with repeated edges
 
 
+@pytest.mark.parametrize("square", [False, True], ids=["bipartite", "symmetric"])
+def test_long_rows_are_tasks(square: bool, device: torch.device) -> None:
+    # 65 edges are long, 64 are not; longest first, of equal ones the first
+    dense = torch.zeros(200, 200, dtype=torch.bool)
+    for row, edges in ((3, 65), (17, 64), (40, 90), (41, 65), (199, 90), (100, 200)):
+        dense[row, 200 - edges :] = True
+    dense[:, 150] = True
+    if square:
+        dense |= dense.t().clone()
+    receivers, sources = dense.nonzero().t().to(device)
+    edge_index = torch.stack([sources, receivers])
+    assert same(edge_index, 200, 200)
+    record = built(edge_index, (200, 200), True)[0]
+    assert record.symmetric is square
+    for view, edges in ((record, dense.sum(1)), (record.transpose(), dense.sum(0))):
+        rows, tasks = view.row_walk(), view.row_walk().tasks.long().cpu()
+        long = sorted((-int(count), row) for row, count in enumerate(edges) if count > rows.split)
+        assert rows.split == 64 and len(long) > 0 and tasks[:, 3].tolist() == [-1] * len(long)
+        assert [(-int(end - begin), int(row)) for row, begin, end, _ in tasks] == long
+        assert torch.equal(torch.stack([rows.ptr.cpu()[tasks[:, 0] + i] for i in (0, 1)], 1), tasks[:, 1:3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "_RANKED_ROWS", 199)  # more rows are not compared with each other
+        assert quick.build_windows(edge_index, 200, 200) is None
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_sizes_of_numpy_become_pythons(small: bool, device: torch.device) -> None:
     edge_index, size = GRAPHS["bipartite"](device)
@@ -210,7 +235,8 @@ def test_few_operations(device: torch.device) -> None:
                 getattr(record, name)
             record.edges_per_row(), record.loops_per_row()
         counts.append(len(counter.names))
-    assert counts[0] <= 10 and counts[1] <= 10 and counts[2] <= 17, (counts, counter.names)
+    most = [count + 2 * (device.type == "cuda") for count in (10, 10, 17)]  # copies to the host
+    assert all(count <= limit for count, limit in zip(counts, most, strict=True)), (counts, counter.names)
 
 
 @pytest.mark.gpu

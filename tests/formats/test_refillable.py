@@ -50,8 +50,10 @@ def check(windows: RefillableWindows, edge_index: Tensor) -> None:
     assert windows.fingerprint == wanted.fingerprint and windows.matches(edge_index)
     assert windows.num_edges == edge_index.size(1) and torch.equal(windows.edge_index(), edge_index)
     for one, other in ((windows, wanted), (windows.transpose(), wanted.transpose())):
-        for walk in (RowWindows.walk, RowWindows.row_walk):
-            assert all(map(torch.equal, parts(walk(one)), parts(walk(other))))
+        # whose number of tasks never changes: no row is one, however long
+        by_row = other.row_walk()._replace(tasks=other.row_walk().tasks[:0])
+        for walk, wanted_walk in ((one.walk(), other.walk()), (one.row_walk(), by_row)):
+            assert all(map(torch.equal, parts(walk), parts(wanted_walk)))
         assert torch.equal(one.to_edge_index(), other.to_edge_index())
         for count in (RowWindows.edges_per_row, RowWindows.loops_per_row, RowWindows.last_loop):
             assert torch.equal(count(one), count(other))
