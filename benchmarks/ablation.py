@@ -80,6 +80,7 @@ VARIANTS = {
     "not cut": Variant(((build, "_MIN_SLICE", _NEVER_CUT),)),
     # the build of small graphs on a GPU sorts in kernels of its own
     "not sorted": Variant(((build, "cut_tasks", _in_order), (quick, "suits", lambda *graph: False))),
+    "long rows in order": Variant(((build, "_LONG_ROW", _NEVER_CUT),)),  # where rows are walked
     "other walk": Variant((_other("prefers_rows"), _other("attention_prefers_rows"))),
 }
 
@@ -114,7 +115,7 @@ def run_op(i: Inputs, windows: RowWindows) -> Prepared:
     found = {
         "walk": "rows" if rows else "windows",
         "entries": windows.num_entries,
-        "tasks": length.numel(),  # of rows the slices of those that are cut
+        "tasks": length.numel(),  # of rows those that are long, or their slices
         "longest": int(length.max()) if length.numel() > 0 else 0,
         "slices": walk.num_slots,
     }
@@ -163,6 +164,15 @@ Bench(
     sweep=[
         {"graph": _GRAPHS, "kind": (kind,), "shape": shapes, "dtype": (torch.float16,), "mode": _MODES}
         for kind, shapes in (("sparse_attention", ((1, 64), (4, 32))), ("spmm", ((1, 64),)))
+    ]
+    + [
+        {
+            "graph": ("pubmed", "github"),
+            "kind": ("sparse_attention",),
+            "shape": ((8, 8),),
+            "dtype": (torch.float32,),
+            "mode": _MODES,
+        }
     ],
     problem=_problem,
     providers={

@@ -23,7 +23,8 @@ from graphfuse.formats.walk import know_no_copies, walk
 
 # beyond, launches are no cost and the second copy of everything is; keys have bits for more
 MOST_EDGES, MOST_NODES = 1 << 20, 1 << 22
-# windows up to which each is compared with all others, which takes their square; rows up to which long ones are
+# windows up to which each is compared with all others, which takes their square; rows up to which long ones
+# are compared with all
 _RANKED, _RANKED_ROWS = 1 << 14, 1 << 17
 _SHARED_WINDOWS = (0, 1, 2, 3, 4) * 2  # sections of a symmetric structure, by the first that holds the same
 _SHARED_ROWS = (0, 1, 2, 3) * 2

@@ -229,9 +229,14 @@ def _build_rows(structure: Structure) -> Tensor:
         backward, backward_slots = sections, slots
     else:
         backward, backward_slots = _row_sections(walk(structure.windows, True), scalars.num_edges, cut)
-    splits = (build.row_split(scalars.num_edges, rows, cut) for rows in (scalars.num_dst, scalars.num_src))
-    long = (part[1].numel() // 4 - count for part, count in ((sections, slots), (backward, backward_slots)))
-    scalars = packing.Scalars(*scalars[:4], *splits, slots, backward_slots, *long)
+    scalars = scalars._replace(
+        split_dst=build.row_split(scalars.num_edges, scalars.num_dst, cut),
+        split_src=build.row_split(scalars.num_edges, scalars.num_src, cut),
+        slots_dst=slots,
+        slots_src=backward_slots,
+        long_dst=sections[1].numel() // 4 - slots,
+        long_src=backward[1].numel() // 4 - backward_slots,
+    )
     return packing.pack(packing.ROWS, scalars, sections + backward)
 
 

@@ -34,7 +34,7 @@ def gat(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
         warps = 1 if width <= 32 or (heads > 1 and width == 128) else 2 if width <= 128 else 4
         return min(32, max(4, 1024 // width)), 8 if width > 256 else warps
     if load is RowLoad.FEW:
-        return 8, 2 if backward else 1
+        return 8 if backward else 16, 2
     return 16 if load is RowLoad.LONG and not backward else 4, 1
 
 

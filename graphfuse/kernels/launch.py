@@ -103,8 +103,7 @@ def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
     unaligned = dim * size % 16 != 0
     if size == 2 and out_dim is None and unaligned and dim * size % 8 == 0:
         return config._replace(registers=None)
-    # told no bound, the assembler spills products, and rows that start anywhere, out of 128 or 72 registers;
-    # but not those in pieces of 8 bytes
+    # told no bound, the assembler spills products, and rows off 8 bytes, out of 128 or 72 registers
     return config._replace(registers=255) if out_dim is not None or unaligned else config
 
 
@@ -341,12 +340,13 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
         return Config(64, 16, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    wide = tilted or load.few
-    return Config(width, 32, 3, 1, registers=168 if (wide and width == 64) or (tilted and dropout) else 128)
+    if width == 64 and load.roomy and not (dropout or backward):
+        return Config(64, 32, 5, 1, registers=None if tilted else 168)
+    wide = width == 64 and (tilted or load.few)
+    return Config(width, 32, 3, 1, registers=168 if wide or (tilted and dropout) else 128)
 
 
-def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
-    # two heads of 32
+def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:  # heads of 32
     if load is Load.TINY:
         step, stages = (16, 5) if backward or tilted else (32, 2)
         return Config(32, step, stages, 1, rows=2, registers=168 if tilted else 128)

@@ -53,7 +53,9 @@ def test_every_variant_is_right_and_undoes_one_decision(kind: str, mode: str, hu
     made = bench.REGISTRY["ablation"]
     shape = (2, 16) if kind == "sparse_attention" else (1, 16)
     rows = {row.provider: row for row in made.rows(CASE | {"kind": kind, "shape": shape, "mode": mode})}
-    assert list(rows) == ["graphfuse", "not cut", "not sorted", "other walk", "reordered"]
+    assert list(rows) == [
+        "graphfuse", "not cut", "not sorted", "long rows in order", "other walk", "reordered"
+    ]  # fmt: skip
     assert {(row.status, row.path) for row in rows.values()} == {("ok", "fused")}, rows
     found = {name: row.extra for name, row in rows.items()}
     walk, other = ("windows", "rows") if kind == "sparse_attention" else ("rows", "windows")
@@ -79,6 +81,15 @@ def test_tasks_are_the_same_but_in_order_or_whole(hub: graphs.Graph) -> None:
     whole = built["not cut"]
     assert (whole.num_slots, whole.merges.numel(), len(whole.tasks)) == (0, 0, 6)
     assert torch.equal(whole.column, shipped.column)
+
+
+def test_long_rows_are_first_or_where_they_stand() -> None:
+    edges = torch.stack([torch.arange(70), torch.full((70,), 95)]).to(bench.device())
+    star = graphs.Graph("tiny", edges, 96)
+    assert star.windows.row_walk().tasks.tolist() == [[95, 0, 70, -1]]
+    with ablation.VARIANTS["long rows in order"].forced():
+        rows = dataclasses.replace(star).windows.row_walk()
+    assert rows.tasks.numel() == 0 and rows.split > 70
 
 
 def test_a_variant_lasts_as_long_as_its_call() -> None:
@@ -128,10 +139,12 @@ def _counting(linear: Any, counted: list[int]) -> Any:
 
 def test_sweeps() -> None:
     cases = bench.REGISTRY["ablation"].cases()
-    assert len(cases) == 18 and {case["graph"] for case in cases} == set(ablation._GRAPHS)
-    assert {(case["kind"], case["shape"]) for case in cases} == {
+    half = [case for case in cases if case["dtype"] is torch.float16]
+    assert len(half) == 18 and {case["graph"] for case in half} == set(ablation._GRAPHS)
+    assert {(case["kind"], case["shape"]) for case in half} == {
         ("sparse_attention", (1, 64)), ("sparse_attention", (4, 32)), ("spmm", (1, 64))
     }  # fmt: skip
+    assert len(cases) == 18 + 4  # and where rows are walked
     assert len(bench.REGISTRY["ablation_projection"].cases()) == 12
 
 
