@@ -340,13 +340,13 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
         return Config(64, 16, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    if width == 64 and load.roomy and not (dropout or backward):
-        return Config(64, 32, 5, 1, registers=None if tilted else 168)
-    wide = width == 64 and (tilted or load.few)
-    return Config(width, 32, 3, 1, registers=168 if wide or (tilted and dropout) else 128)
+    wide, deep = width == 64 and (tilted or load.few), width == 64 and load.roomy and not (dropout or backward)
+    most = 168 if wide or (tilted and dropout) else 128
+    return Config(width, 32, 5 if deep else 3, 1, registers=most)
 
 
-def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:  # heads of 32
+def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
+    # two heads of 32
     if load is Load.TINY:
         step, stages = (16, 5) if backward or tilted else (32, 2)
         return Config(32, step, stages, 1, rows=2, registers=168 if tilted else 128)

@@ -66,6 +66,13 @@ def test_every_variant_is_right_and_undoes_one_decision(kind: str, mode: str, hu
     assert not {"peers", "recorded_gather_ms"} & found["graphfuse"].keys()
 
 
+def test_windows_do_not_add_up_attention_in_float32(hub: graphs.Graph) -> None:
+    made = bench.REGISTRY["ablation"]
+    case = CASE | {"kind": "sparse_attention", "shape": (2, 16), "dtype": torch.float32}
+    status = {row.provider: row.status for row in made.rows(case)}
+    assert status.pop("other walk") == "unsupported" and set(status.values()) == {"ok"}, status
+
+
 def test_tasks_are_the_same_but_in_order_or_whole(hub: graphs.Graph) -> None:
     shipped = hub.windows.walk()
     built = {}

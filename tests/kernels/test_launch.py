@@ -200,7 +200,7 @@ def test_steps_of_a_head_of_64_are_asked_for_early_where_programs_are_few() -> N
     for load in launch.Load:
         forward = [launch.gat_window(1, 64, False, False, tilted, load) for tilted in (False, True)]
         if load.roomy:
-            assert [(one.stages, one.registers) for one in forward] == [(5, 168), (5, None)]
+            assert [(one.stages, one.registers) for one in forward] == [(5, 168), (5, 168)]
         elif load is not launch.Load.TINY:
             assert {one.stages for one in forward} == {3}
         assert launch.gat_window(1, 64, True, False, True, load).stages == 3  # dropout draws meanwhile
