@@ -118,6 +118,15 @@ def test_doctor_fails(
     assert f"hint the kernel cache {tmp_path}/file/cache cannot be written to" in text
 
 
+def test_doctor_checks_the_path_that_strict_forbids(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFUSE_STRICT", "1")
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    assert main(["doctor"]) == 0
+    assert "(PyG path)" in capsys.readouterr().out and os.environ["GRAPHFUSE_STRICT"] == "1"
+
+
 def test_doctor_notices_a_layer_that_does_not_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
     with pytest.raises(RuntimeError, match="it was to run fused, but GRAPHFUSE_DISABLE=1 is set"):

@@ -255,7 +255,7 @@ def _sort(edge_index: Tensor, num_src: int, num_dst: int, with_order: bool) -> _
     grid = (max(-(-all_windows // span), -(-num_edges // kernels.BLOCK)),)
     kernels.launch(*(kernels.sums_kernel, grid, table, key, *sizes, ranked, kernels.BLOCK, span))
     if not ranked:
-        place = table[kernels.FACTS + 3 * (all_windows + 1) :][:all_windows]
+        place = table[kernels.FACTS + kernels.PLACE.value * (all_windows + 1) :][:all_windows]
         place[torch.argsort(place)] = torch.arange(all_windows, device=device)
     facts = Facts(*table[: len(Facts._fields)].tolist())  # waits for the GPU
     return None if facts.odd or facts.crowded > kernels.CROWD else _Sorted(key, orders[1], table, facts)

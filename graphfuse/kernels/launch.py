@@ -340,9 +340,9 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
         return Config(64, 16, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    wide, deep = width == 64 and (tilted or load.few), width == 64 and load.roomy and not (dropout or backward)
-    most = 168 if wide or (tilted and dropout) else 128
-    return Config(width, 32, 5 if deep else 3, 1, registers=most)
+    wide = width == 64 and (tilted or load.few)
+    deep = width == 64 and load.roomy and not (dropout or backward)
+    return Config(width, 32, 5 if deep else 3, 1, registers=168 if wide or (tilted and dropout) else 128)
 
 
 def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
