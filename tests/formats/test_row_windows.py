@@ -192,6 +192,31 @@ def test_validate_names_what_is_wrong(
         corrupt(record, section, index, value).validate()
 
 
+@pytest.mark.parametrize(
+    ("section", "index", "value", "message"),
+    [
+        (1, 1, 1, "rows: `tasks` must cover the edges of every row of more than 32"),
+        (1, 7, -1, "rows: `tasks` must cover"),
+        (2, 0, 1, "rows: `tasks` must cover"),
+        (2, 0, -1, "rows: `merges` must list the slots"),
+        (2, 0, 100, "rows: `merges` must list the slots"),
+        (2, 1, 1, "rows: `merges` must list the slots"),
+        (2, 2, 3, "rows: `merges` must list the slots"),
+        (2, 2, 2**30, "rows: `merges` must list the slots"),
+    ],
+)
+def test_validate_looks_at_slices_of_rows(
+    section: int, index: int, value: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_MIN_SLICE", 32)
+    record = RowWindows.from_edge_index(*GRAPHS["hub"]())
+    assert record.row_walk().num_slots == 4
+    broken = record.clone()
+    packing.unpack(broken.packed_rows).sections[section].view(-1)[index] = value
+    with pytest.raises(ValueError, match=message):
+        broken.validate()
+
+
 def test_validate_compares_both_directions() -> None:
     edge_index, size = GRAPHS["ragged"]()
     record = RowWindows.from_edge_index(edge_index, size)
