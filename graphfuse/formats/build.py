@@ -24,7 +24,7 @@ _SLICES = 4224
 _FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
-# Rows of more edges are walked first, as a GPU waits for what it begins last. Where many are as long, those
+# Rows of more edges are walked first, as a GPU waits for what it begins last; where many are as long, those
 # of more than twice the mean.
 _LONG_ROW = 64
 
@@ -138,8 +138,8 @@ def row_slice_length(num_edges: int, cut: bool) -> int:
 
 def row_split(num_edges: int, num_rows: int, cut: bool) -> int:
     """Edges of the longest row that is no task; ``cut`` if windows are cut."""
-    mean = _share(2 * num_edges, max(num_rows, 1))
-    return min(row_slice_length(num_edges, cut), max(_LONG_ROW, mean))
+    twice_mean = _share(2 * num_edges, max(num_rows, 1))
+    return min(row_slice_length(num_edges, cut), max(_LONG_ROW, twice_mean))
 
 
 def _share(num_entries: int, shares: int) -> int:
