@@ -33,7 +33,7 @@ from benchmarks import run as run  # fills the registry
 from benchmarks.bench import REGISTRY, Bench, Case, Problem, device, machine
 from benchmarks.cases import add_arguments, as_text, chosen, pairs
 from benchmarks.timing import release, time_call
-from graphfuse.formats.walk import Walk, Walks
+from graphfuse.formats import walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.launch import Config
@@ -139,11 +139,9 @@ def _sweep(
     with floors.unmeasured():
         problem = bench.problem(**case)
     provider = next(iter(bench.providers))
-    walks = {id(walk): walk for walk in _walks(problem.inputs)}
 
     def with_change(change: Change, action: Callable[[], Any]) -> Any:
-        for walk in walks.values():
-            walk.plans.clear()
+        forget_launches()
         with changed(function, calls, change) as met:
             result = action()
         if not met:
@@ -152,9 +150,11 @@ def _sweep(
             raise NoSuchCall(f"{which} makes no call of launch.{function}{wanted}; nothing was swept")
         return result
 
+    def once() -> None:  # what is captured is launched while it is prepared
+        bench.providers[provider](problem.inputs).call()
+
     if not INTERPRETING:
-        prepared = bench.providers[provider](problem.inputs)
-        _compile([functools.partial(with_change, change, prepared.call) for change in found])
+        _compile([functools.partial(with_change, change, once) for change in found])
     for change in tqdm(found, unit="configuration", disable=None):
         if time.perf_counter() >= end:
             return
@@ -181,12 +181,11 @@ def _measure(bench: Bench, provider: str, problem: Problem) -> dict[str, Any]:
     return {"status": "ok", "p50_ms": timing.p50_ms, "p20_ms": timing.p20_ms}
 
 
-def _walks(inputs: Any) -> Iterator[Walk]:
-    """The walks of the problem's record, which keep what they launch; built for rows and for windows."""
-    windows = inputs.graph.windows
-    for rows, with_edges in itertools.product((False, True), repeat=2):
-        found: Walks = windows.walks(rows, with_edges)
-        yield from (found.forward, found.backward)
+def forget_launches() -> None:
+    """Makes all walks choose configurations anew: they keep what they launch."""
+    for directions in walk._WALKS.values():
+        for one in directions.values():
+            one.plans.clear()
 
 
 def _compile(calls: Sequence[Callable[[], Any]]) -> None:

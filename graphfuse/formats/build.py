@@ -24,9 +24,9 @@ _SLICES = 4224
 _FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
-# Rows of more edges are walked first, as a GPU waits for what it begins last; where many are as long, those
-# of more than twice the mean.
-_LONG_ROW = 64
+# Rows of more edges are walked first, as a GPU waits for what it begins last. Where many are as long, those
+# of more than twice the mean, and on large graphs those of more than an eighth of a share: others do not matter.
+_LONG_ROW, _BEGUN_FIRST = 64, 8 * _SLICES
 
 
 class Direction(NamedTuple):
@@ -139,7 +139,8 @@ def row_slice_length(num_edges: int, cut: bool) -> int:
 def row_split(num_edges: int, num_rows: int, cut: bool) -> int:
     """Edges of the longest row that is no task; ``cut`` if windows are cut."""
     twice_mean = _share(2 * num_edges, max(num_rows, 1))
-    return min(row_slice_length(num_edges, cut), max(_LONG_ROW, twice_mean))
+    long = max(_LONG_ROW, twice_mean, _share(num_edges, _BEGUN_FIRST))
+    return min(row_slice_length(num_edges, cut), long)
 
 
 def _share(num_entries: int, shares: int) -> int:

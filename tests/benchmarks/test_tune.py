@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,34 @@ def test_no_floor_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     code, rows = sweep(tmp_path, "attention", "attention_window", *CASE, "--vary", "step=16")
     assert code == 0 and asked == [None] and not any("floor_ms" in row for row in rows)
     assert floors.gather_ms(graphs.load("tiny", bench.device()).windows, False, 64) == 1.0
+
+
+@pytest.mark.parametrize("interpreting", [True, False])
+def test_what_is_launched_while_it_is_prepared(
+    interpreting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a CUDA graph's launches are; and the record is wherever the benchmark has it."""
+    watched, launched = copy.copy(bench.REGISTRY["attention"]), []
+    own, problem = watched.providers["graphfuse"], watched.problem
+
+    def prepared(hidden: list[Any]) -> bench.Prepared:
+        found = own(hidden[0])
+        results = found.results()
+        launched.append(launch.attention_window(4, 32, 2, False, False, launch.Load.FEWEST).step)
+        return found._replace(call=lambda: None, results=lambda: results)
+
+    def hidden(**case: Any) -> bench.Problem:
+        made = problem(**case)
+        return dataclasses.replace(made, inputs=[made.inputs])
+
+    object.__setattr__(watched, "providers", {"graphfuse": prepared})
+    object.__setattr__(watched, "problem", hidden)
+    monkeypatch.setitem(bench.REGISTRY, "attention", watched)
+    monkeypatch.setattr(tune, "INTERPRETING", interpreting)
+    monkeypatch.setattr(tune, "_compile", lambda calls: [call() for call in calls])
+    code, rows = sweep(tmp_path, "attention", "attention_window", *CASE, "--vary", "step=16,32")
+    assert code == 0 and [row["status"] for row in rows] == ["ok"] * 3
+    assert launched[-2:] == [16, 32] and len(launched) == (3 if interpreting else 6)
 
 
 def test_a_change_reaches_its_calls_alone() -> None:

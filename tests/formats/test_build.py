@@ -130,7 +130,7 @@ def test_rows_are_cut_finer_where_windows_are_cut(edges: int, cut: bool, length:
 @pytest.mark.parametrize(
     ("edges", "rows", "cut", "split"),
     [(0, 0, False, 64), (10_556, 2708, False, 64), (88_648, 1000, False, 192), (491_722, 13_752, True, 96),
-     (667_966, 10_312, True, 160), (115_000_000, 232_965, True, 992)],
+     (667_966, 10_312, True, 160), (30_000_000, 30_000, True, 2016), (115_000_000, 232_965, True, 3424)],
 )  # fmt: skip
 def test_rows_of_more_than_twice_the_mean_are_long(edges: int, rows: int, cut: bool, split: int) -> None:
     assert build.row_split(edges, rows, cut) == split
