@@ -156,10 +156,12 @@ def run_suite(num_nodes: int = _NODES) -> int:
 
 
 def build_structures(on: torch.device) -> None:
-    """All that a record builds: of a symmetric graph and of one between two sets of nodes, without a hub."""
+    """All that a record builds: of a symmetric graph and of one between two sets of nodes; no row is cut."""
     generator = torch.Generator().manual_seed(0)
     for num_src, num_dst, symmetric in ((150, 150, True), (150, 150, False), (61, 170, False)):
-        place = torch.randperm(num_src * num_dst, generator=generator)[:700]  # no edge twice
+        place = torch.randperm(num_src * num_dst, generator=generator)[:700]
+        long_row = 5 * num_src + torch.arange(min(80, num_src))
+        place = torch.cat([place, long_row]).unique()  # no edge twice
         edges = torch.stack([place % num_src, place // num_src])
         edges = torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1) if symmetric else edges
         windows = RowWindows.from_edge_index(edges.to(on), (num_src, num_dst))

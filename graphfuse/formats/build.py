@@ -25,7 +25,7 @@ _FEWER = 1760
 _MOST = 1024  # slices of a window or row, as one program adds them all
 _STEP = 32  # slices begin on multiples of the widest step of a kernel
 # Rows of more edges are walked first, as a GPU waits for what it begins last. Where many are as long, those
-# are of more than twice the mean, and on large graphs, which wait for longer ones alone, an eighth of a share.
+# of more than twice the mean; on large graphs, which wait for longer ones alone, of more than such a share.
 _LONG_ROW, _BEGUN_FIRST = 64, 8 * _SLICES
 
 

@@ -55,9 +55,8 @@ def rows_at(row_index_ptr, place):
 
 @triton.jit
 def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
-    # What a program that walks rows does: first long rows and the slices of longer ones, then one row a
-    # program. Row, first edge, end, slot or -1, and whether this is a row that was listed as a task, or its
-    # slices were.
+    # What a program that walks rows does: first long rows and slices of longer ones, then one row a program.
+    # Row, first edge, end, slot or -1, and whether this is a row that was listed, or its slices were.
     listed = False
     slot = -1
     if pid < num_tasks:

@@ -213,7 +213,7 @@ def building() -> Iterator[Case]:
     shorts = ("mask_ptr", "back_mask_ptr", "masks_ptr")
     pointers = dict.fromkeys(longs, "*i64") | dict.fromkeys(shorts, "*i16")
     constants = {name: getattr(quick_kernels, name) for name in ("BLOCK", "KEYS", "SPAN")}
-    constants |= {"COLUMNS": lay_kernels.COLUMNS, "COUNTED": True, "RANKED": True}
+    constants |= {"COLUMNS": lay_kernels.COLUMNS, "ROWS": lay_kernels.ROWS, "COUNTED": True, "RANKED": True}
     orders = ("order_ptr", "mixed_order_ptr", "window_edges_ptr", "row_edges_ptr")
     graph = ("windows_ptr", "masks_ptr", "rows_ptr")
     without = {
@@ -231,6 +231,8 @@ def building() -> Iterator[Case]:
             if name == "lay_kernel":  # headers of windows and rows, or of the order of their edges
                 first, second = (4, 2) if "windows_ptr" in absent else (10, 8)
                 given |= {"first": ("i32",) * (12 + 2 * first), "second": ("i32",) * (12 + 2 * second)}
+            if name == "list_kernel":
+                given["header"] = ("i32",) * (12 + 2 * 8)
             warps = 1 if "COLUMNS" in args else 4
             own = dict.fromkeys(absent) | ({"SPAN": quick_kernels.RUN} if "RANKED" in absent else {})
             yield Case(f"{name}{absent}", kernel, given, constants | own, warps)
