@@ -141,7 +141,7 @@ def list_kernel(rows_ptr, header, num_rows, back_rows, split, back_split, ROWS: 
         sooner = (other > length[:, None]) | ((other == length[:, None]) & (others[None, :] < row[:, None]))
         task += tl.sum(sooner.to(tl.int32), 1)
         at += _OTHER_ROWS
-    task_ptr = rows_ptr + _start(header, back, 1) + task * 4
+    task_ptr = rows_ptr + _start(header, back, 1) + task.to(tl.int64) * 4
     tl.store(task_ptr, row, mask=long)
     tl.store(task_ptr + 1, begin, mask=long)
     tl.store(task_ptr + 2, end, mask=long)
