@@ -217,6 +217,21 @@ def test_validate_looks_at_slices_of_rows(
         broken.validate()
 
 
+@pytest.mark.parametrize("shortest", [512, 32])
+def test_records_that_list_no_long_rows_are_read(shortest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those built before long rows were tasks: of rows that are not cut there is none."""
+    monkeypatch.setattr(build, "_MIN_SLICE", shortest)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_LONG_ROW", 1 << 20)
+        record = RowWindows.from_edge_index(*GRAPHS["hub"]())
+        assert record.row_walk().tasks.size(0) == record.row_walk().num_slots == (0 if shortest > 99 else 4)
+    state = pickle.dumps(record)
+    del record
+    clear_cache()
+    read = pickle.loads(state).validate()
+    assert read.row_walk().split == shortest and read.row_walk().tasks.size(0) == read.row_walk().num_slots
+
+
 def test_validate_compares_both_directions() -> None:
     edge_index, size = GRAPHS["ragged"]()
     record = RowWindows.from_edge_index(edge_index, size)
