@@ -1,0 +1,57 @@
+"""Rows of as many edges as are no task, and of one more: what walks rows sums up each of them once."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.formats import build
+from graphfuse.testing import GRAPHS, check
+from tests.ops.test_additive_attention import check_additive
+from tests.ops.test_attention import check_attention
+from tests.ops.test_spmm import check_spmm, draw
+
+NODES, EDGES = 75, (63, 64, 65, 70)  # of the first nodes, each with others
+
+
+def hubs(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    row = torch.repeat_interleave(torch.arange(len(EDGES)), torch.tensor(EDGES))
+    column = torch.cat([torch.arange(NODES - count, NODES) for count in EDGES])
+    edge_index = torch.stack([torch.cat([column, row]), torch.cat([row, column])])  # both ways
+    return edge_index.to(device), (NODES, NODES)
+
+
+@pytest.fixture(autouse=True)
+def graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAPHS, "hubs", hubs)
+
+
+def test_longer_ones_are_tasks(device: torch.device) -> None:
+    windows = RowWindows.from_edge_index(*hubs(device))
+    for walk in (windows.row_walk(), windows.transpose().row_walk()):
+        length = torch.diff(walk.ptr)
+        assert walk.split == build._LONG_ROW == 64 and length[:4].tolist() == list(EDGES)
+        assert walk.tasks[:, [0, 3]].tolist() == [[3, -1], [2, -1]]
+
+
+@pytest.mark.parametrize("kind", ["attention", "gat", "gatv2"])
+def test_attention(kind: str, device: torch.device) -> None:
+    if kind == "attention":
+        check_attention("hubs", device, torch.float32, 2, 8)
+    else:
+        check_additive(kind, "hubs", device, torch.float32, 2, 8)
+
+
+def test_weighted_sums(device: torch.device) -> None:
+    check_spmm("hubs", device, torch.float32, 8, weighted=True, loops=False)
+
+
+def test_products_of_edges(device: torch.device) -> None:
+    edge_index, size = hubs(device)
+    inputs = draw(device, torch.float32, a=(NODES, 8), b=(NODES, 8))
+    windows = RowWindows.from_edge_index(edge_index, size)
+    check(functools.partial(ops.sddmm, windows), functools.partial(reference.sddmm, edge_index), inputs)
