@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphfuse import RowWindows, ops, reference
+from graphfuse import RowWindows, clear_cache, ops, reference
 from graphfuse.formats import build
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_additive_attention import check_additive
@@ -36,6 +36,20 @@ def test_longer_ones_are_tasks(device: torch.device) -> None:
         length = torch.diff(walk.ptr)
         assert walk.split == build._LONG_ROW == 64 and length[:4].tolist() == list(EDGES)
         assert walk.tasks[:, [0, 3]].tolist() == [[3, -1], [2, -1]]
+
+
+def test_being_one_changes_no_bit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index, size = hubs(device)
+    given = draw(device, torch.float32, q=(NODES, 2, 8), k=(NODES, 2, 8), v=(NODES, 2, 8))
+    found = []
+    for least in (64, 96):
+        monkeypatch.setattr(build, "_LONG_ROW", least)
+        clear_cache()
+        windows = RowWindows.from_edge_index(edge_index, size)
+        assert (windows.row_walk().tasks.size(0) > 0) is (least == 64)
+        out = ops.sparse_attention(**given, windows=windows)
+        found.append((out, *torch.autograd.grad(out.square().sum(), tuple(given.values()))))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("kind", ["attention", "gat", "gatv2"])
