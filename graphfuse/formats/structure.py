@@ -224,14 +224,17 @@ def _window_sections(half: build.Direction, ordered: bool) -> list[Tensor]:
 def _build_rows(structure: Structure) -> Tensor:
     scalars = structure.scalars
     cut = scalars.slots_dst + scalars.slots_src > 0
-    sections, slots = _row_sections(walk(structure.windows, False), scalars.num_edges, cut)
+    length = build.row_slice_length(scalars.num_edges, cut)
+    split_dst = build.row_split(scalars.num_edges, scalars.num_dst, cut)
+    split_src = build.row_split(scalars.num_edges, scalars.num_src, cut)
+    sections, slots = _row_sections(walk(structure.windows, False), length, split_dst)
     if scalars.symmetric:
         backward, backward_slots = sections, slots
     else:
-        backward, backward_slots = _row_sections(walk(structure.windows, True), scalars.num_edges, cut)
+        backward, backward_slots = _row_sections(walk(structure.windows, True), length, split_src)
     scalars = scalars._replace(
-        split_dst=build.row_split(scalars.num_edges, scalars.num_dst, cut),
-        split_src=build.row_split(scalars.num_edges, scalars.num_src, cut),
+        split_dst=split_dst,
+        split_src=split_src,
         slots_dst=slots,
         slots_src=backward_slots,
         long_dst=sections[1].numel() // 4 - slots,
@@ -240,14 +243,13 @@ def _build_rows(structure: Structure) -> Tensor:
     return packing.pack(packing.ROWS, scalars, sections + backward)
 
 
-def _row_sections(windows: Walk, num_edges: int, cut: bool) -> tuple[list[Tensor], int]:
+def _row_sections(windows: Walk, length: int, split: int) -> tuple[list[Tensor], int]:
     assert windows.row_mask is not None
     row, column = build.decode(windows.ptr, windows.column, windows.row_mask, windows.row_index)
     row, order = torch.sort(row.to(torch.int32), stable=True)  # window order is by column and copy
     bounds = torch.arange(windows.num_rows + 1, device=row.device, dtype=torch.int32)
     ptr = torch.searchsorted(row, bounds).to(torch.int32)
-    least = build.row_split(num_edges, windows.num_rows, cut) + 1
-    tasks, merges, num_slots = build.cut_tasks(ptr, build.row_slice_length(num_edges, cut), least)
+    tasks, merges, num_slots = build.cut_tasks(ptr, length, split + 1)
     return [ptr, tasks, merges, column[order].to(torch.int32)], num_slots
 
 
