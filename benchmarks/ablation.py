@@ -103,7 +103,7 @@ def run_op(i: Inputs, windows: RowWindows) -> Prepared:
     """The op over ``windows``; ``extra`` says what is walked."""
     if isinstance(i, spmm.Inputs):
         x = i.x
-        rows = launch.prefers_rows(windows.sizes[0], x.size(1))
+        rows = launch.prefers_rows(*windows.sizes, x.size(1), x.dtype, False)
         prepared = i.run(lambda x: ops.spmm(windows, x), _path(x))
     else:
         x = i.operands.q

@@ -253,9 +253,12 @@ def _always(value: Any) -> Callable[..., Any]:
 _SPMM_ROW = launch.spmm_row
 _TO_ROWS, _TO_WINDOWS = (("prefers_rows", _always(rows)) for rows in (True, False))
 _LOADS = {load: (_TO_WINDOWS, ("load", _always(load))) for load in Load}
-_ROWS = {
-    "rows": (_TO_ROWS,),
-    "rows-many": (_TO_ROWS, ("spmm_row", lambda dim, size, out_dim, _: _SPMM_ROW(dim, size, out_dim, _MANY))),
+_ROWS = {"rows": (_TO_ROWS,)} | {
+    name: (
+        _TO_ROWS,
+        ("spmm_row", lambda dim, out_dim, *_, edges=edges: _SPMM_ROW(dim, out_dim, _MANY, edges)),
+    )
+    for name, edges in {"rows-many": _MANY, "rows-long": 999 * _MANY}.items()
 }
 _ORDERS = {
     order: (

@@ -62,11 +62,14 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
     if backward:
         expected.append(_expected(truth.sample(source, target, size[0]), cotangent, weight, 3.0))
     windows = loaded.windows
-    rows = weighted or launch.prefers_rows(windows.sizes[0], head_dim)
+    rows = weighted or launch.prefers_rows(*windows.sizes, head_dim, dtype, False)
     facts = loaded.facts(dtype) | {"heads": 1, "head_dim": head_dim, "mode": mode}
     floor_ms = None
     if device().type == "cuda":
-        floor_ms = floors.spmm_ms(windows, rows, head_dim, dtype, backward)
+        of_walks = [floors.spmm_ms(windows, rows, head_dim, dtype, backward)]
+        if rows and not weighted:  # windows could have been walked
+            of_walks.append(floors.spmm_ms(windows, False, head_dim, dtype, backward))
+        floor_ms = min((ms for ms in of_walks if ms is not None), default=None)
         if not (backward or rows):
             facts["extra"]["gather_by_task_ms"] = floors.gather_by_task_ms(windows, head_dim * dtype.itemsize)
             facts["extra"] |= {f"launch_{n}_ms": floors.launch_ms(n, device()) for n in (1, 2)}

@@ -194,7 +194,7 @@ def masks_without_loops(w: Walk) -> Tensor:
 
 
 def longer_slices(w: Walk, times: float) -> Walk:
-    """``w`` with slices ``times`` as long, for heads in groups, or wide ones.
+    """``w`` with slices ``times`` as long, for heads in groups, or wide rows.
 
     Found once; the first call waits for the GPU.
 
@@ -206,7 +206,7 @@ def longer_slices(w: Walk, times: float) -> Walk:
     key = ("longer_slices", times)
     longer: Walk | None = w.plans.get(key)
     if longer is None:
-        _must_not_capture(w, "the slices of windows for several or wide heads")
+        _must_not_capture(w, "the slices of windows for several heads or wide rows")
         split = int(times * w.split)
         tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, split)
         longer = w._replace(tasks=tasks, merges=merges, split=split, num_slots=num_slots)

@@ -18,11 +18,10 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
-    columns_of_step,
-    first_columns,
     head_tile,
     rounded,
     row_task,

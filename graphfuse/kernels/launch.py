@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from graphfuse.kernels import float32_rows
-from graphfuse.kernels.loads import FULL
+from graphfuse.kernels import float32_rows, row_sums
 from graphfuse.kernels.loads import Load as Load
 from graphfuse.kernels.loads import RowLoad as RowLoad
 from graphfuse.kernels.loads import load as load
@@ -129,20 +128,15 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
         return Config(block, 64, 3, 1)
     if short and dim * size % 16 == 0:
         return Config(32, 64, 5, 1) if width <= 64 else Config(64, 32, 5, 1)
-    return Config(128, 32, 5, 1) if width >= 128 else Config(block, 32, 5, 1, registers=96)
+    wide = width >= 128 and load is not Load.FEW
+    return Config(128 if wide else block, 32, 5, 1, registers=96 if width <= 64 else None)
 
 
 @functools.cache
-def spmm_row(dim: int, size: int, out_dim: int | None, num_rows: int) -> Config:
+def spmm_row(dim: int, out_dim: int | None, num_rows: int, num_edges: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
-    width = power_of_two(dim)
-    if num_rows < FULL and out_dim is None:
-        return Config(min(width, 64), 32, 1, 1)
-    block = width if out_dim is not None else min(width, 128)
-    warps, block_out = 1 if block < 256 else 4, power_of_two(min(out_dim or 1, 16))
-    if num_rows < FULL:
-        return Config(block, min(32, max(4, 1024 // block)), 2, warps, block_out)
-    return Config(block, min(16, max(4, 512 // block)), 1, warps, block_out, rows=4)
+    shape = row_sums.shape(power_of_two(dim), out_dim is not None, num_rows, num_edges)
+    return Config(*shape[:4], power_of_two(min(out_dim or 1, 16)), shape.rows)
 
 
 @functools.cache
@@ -234,6 +228,12 @@ def slices(groups: int, block_dim: int, num_tasks: int, num_slots: int, num_entr
     if share == 0 or groups == 1 or load(num_tasks, num_entries) is not Load.NORMAL:
         return 1
     return 2 if share > 1 / 3 else 1.5
+
+
+def spmm_slices(blocks: int, size: int, num_tasks: int, num_slots: int, num_entries: int) -> float:
+    """Likewise for aggregation, whose blocks of features have programs of their own."""
+    cut = 2 * num_slots > num_tasks and load(num_tasks, num_entries) is Load.FEW
+    return 1.5 if size == 2 and blocks > 1 and cut else 1
 
 
 class Merge(NamedTuple):

@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import EdgeOrder, Walk, row_masks
+from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
+from graphfuse.kernels.row_tiles import row_sum, step_ahead
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
     finish_tile,
     load_task,
-    row_sum,
     rows_at,
     window_sum,
 )
@@ -69,7 +69,8 @@ def _spmm_window_kernel(
 #             program (the GPU starts 1.6 programs a nanosecond, which short rows outrun)
 #   reads     x [num_cols, X_DIM]; ptr, tasks, column; the optional operands
 #   writes    out [num_rows, OUT_DIM]; slices write partial ACC [1, DIM] to their slot
-#   on chip   acc ACC [EDGES, BLOCK_DIM]
+#   on chip   acc ACC [EDGES, BLOCK_DIM]; columns and places of the next EDGES edges, of this row or the next:
+#             what rows of a program wait for is x alone
 #   order     edges left to right within a row or slice, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
 def _spmm_row_kernel(
@@ -86,19 +87,28 @@ def _spmm_row_kernel(
     mask_dim = offs_dim < DIM
     if pid < num_tasks:
         first, begin, end, slot = load_task(tasks_ptr, pid)
-        last = first + 1
+        last, limit = first + 1, end
     else:
         first = (pid - num_tasks) * ROWS
         last = tl.minimum(first + ROWS, num_rows)
-        begin, end, slot = 0, 0, -1
+        begin = tl.load(ptr_ptr + first)
+        end = tl.load(ptr_ptr + first + 1)
+        limit = tl.load(ptr_ptr + last)
+        slot = -1
+    edges = begin + tl.arange(0, EDGES)
+    columns = step_ahead(column_ptr, edges, limit, STAGES)
+    places = columns
+    if edge_weight_ptr is not None:
+        places = step_ahead(edge_perm_ptr, edges, limit, STAGES)
     for row in tl.range(first, last):
+        next_end = end
         if slot < 0:
-            begin = tl.load(ptr_ptr + row)
-            end = tl.load(ptr_ptr + row + 1)
+            next_end = tl.load(ptr_ptr + tl.minimum(row + 2, last))
         if (pid < num_tasks) | (end - begin <= split):  # else it was listed as a task, or its slices were
-            acc = row_sum(
-                x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim,
-                offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, EDGES, STAGES, loop_weight_ptr is not None, ACC,
+            acc, columns, places = row_sum(
+                x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit,
+                columns, places, offs_dim, offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, EDGES, STAGES,
+                loop_weight_ptr is not None, ACC,
             )  # fmt: skip
             whole = True
             if partial_ptr is not None:
@@ -113,6 +123,12 @@ def _spmm_row_kernel(
                     row + tl.arange(0, 1), num_rows, num_loops, offs_dim, mask_dim,
                     X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
                 )  # fmt: skip
+        else:
+            edges = end + tl.arange(0, EDGES)
+            columns = step_ahead(column_ptr, edges, limit, STAGES)
+            if edge_weight_ptr is not None:
+                places = step_ahead(edge_perm_ptr, edges, limit, STAGES)
+        begin, end = end, next_end
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
@@ -151,6 +167,7 @@ class _Plan(NamedTuple):
     out_dim: int
     main: Launch
     merge: Launch | None
+    num_slots: int  # of partial sums
 
 
 def _plan(
@@ -167,17 +184,18 @@ def _plan(
 ) -> _Plan:
     windows = w.row_mask is not None
     if windows:
-        load = launch.load(w.tasks.size(0), w.num_entries)
-        config = launch.spmm_window(x_dim, dtype.itemsize, out_dim, load)
+        counts: tuple[int, ...] = (w.tasks.size(0), w.num_slots, w.num_entries)
+        config = launch.spmm_window(x_dim, dtype.itemsize, out_dim, launch.load(counts[0], counts[2]))
+        w = longer_slices(w, launch.spmm_slices(-(-dim // config.block_dim), dtype.itemsize, *counts))
     else:
-        config = launch.spmm_row(x_dim, dtype.itemsize, out_dim, w.num_rows)
+        config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries)
     shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
         structure = (w.tasks, w.row_index, w.column, row_mask)
-        counts: tuple[int, ...] = (w.num_rows, num_loops)
+        counts = (w.num_rows, num_loops)
         rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
         main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
@@ -193,7 +211,7 @@ def _plan(
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)
-    return _Plan(dim if out_dim is None else out_dim, main, merge)
+    return _Plan(dim if out_dim is None else out_dim, main, merge, w.num_slots)
 
 
 def spmm(
@@ -251,7 +269,7 @@ def spmm(
     partial = None
     if plan.merge is not None:
         acc = torch.float64 if dtype == torch.float64 else torch.float32
-        partial = x.new_empty(w.num_slots * w.height, dim, dtype=acc)
+        partial = x.new_empty(plan.num_slots * w.height, dim, dtype=acc)
     outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
     operands = (*vectors[:4], weight, vectors[4])
     plan.main(outputs, operands if w.row_mask is None else operands[1:], aligned, index)

@@ -296,50 +296,6 @@ def window_sum(
 
 
 @triton.jit
-def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # for the first call of `columns_of_step`
-    ahead = begin + tl.arange(0, EDGES)
-    if STAGES == 1:
-        ahead = tl.load(column_ptr + ahead, mask=ahead < end, other=0)
-    return ahead
-
-
-@triton.jit
-def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # The columns of the edges `offs` of a row, and what to hand to the next step: without a pipeline its
-    # columns, on their way, as it would wait for memory twice else.
-    if STAGES == 1:
-        return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
-    return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
-
-
-@triton.jit
-def row_sum(
-    x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, offs_dim, mask_dim,
-    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # Sum over the edges [begin, end) of one row: float[1, BLOCK_DIM], plain adds.
-    acc = tl.zeros((EDGES, BLOCK_DIM), dtype=ACC)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-        offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        if WITHOUT_LOOPS:
-            live = live & (column != row)
-        offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
-        x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
-        if col_scale_ptr is not None:
-            x = x * tl.load(col_scale_ptr + column, mask=live, other=0.0).to(ACC)[:, None]
-        if edge_weight_ptr is not None:
-            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)
-            x = x * tl.load(edge_weight_ptr + place, mask=live, other=0.0).to(ACC)[:, None]
-        acc += x
-    return tl.sum(acc, 0)[None, :]
-
-
-@triton.jit
 def finish_tile(
     acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
     weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,

@@ -9,15 +9,34 @@ from graphfuse.kernels.loads import FULL
 
 # A matrix beyond this does not stay in the L2 cache of an H200 (60 MB) while it is gathered.
 _CACHED_BYTES = 48_000_000
+# And of one beyond this hardly anything does, so that a kernel waits for memory in either walk.
+_GATHERED_BYTES = 200_000_000
 
 
-def prefers_rows(num_rows: int, dim: int) -> bool:
-    """Whether rows are walked one by one rather than in windows of 16.
+def prefers_rows(
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, dim: int, dtype: torch.dtype, fused: bool
+) -> bool:  # fmt: skip
+    """Whether aggregation walks rows one by one rather than windows of 16.
 
-    Windows read a shared column once and sum on tensor cores, and win where they fill the GPU, even if they
-    share nothing. (With a value per edge, rows always are.)
+    Windows read a shared column once and sum on tensor cores, and win in half precision where they fill the
+    GPU, even if they share nothing. (With a value per edge, rows always are.) Numbers of float32 they have to
+    cut in two: rows win where windows share next to nothing, as on graphs with hubs, unless they are short.
+
+    Args:
+        num_rows: Receivers.
+        num_cols: Senders.
+        num_edges: Edges between them.
+        num_entries: What windows read of them.
+        dim: Features of a row as it is gathered.
+        dtype: Of the features.
+        fused: Whether a product may follow in the same kernel, which is for windows.
     """
-    return num_rows < FULL and dim <= 16
+    if num_rows < FULL and dim <= 16:
+        return True
+    if dtype is not torch.float32 or fused or dim <= 32 or num_cols * dim * 4 > _GATHERED_BYTES:
+        return False
+    most, shared = max(num_rows, num_cols), 1400 if dim <= 64 else 1300
+    return most >= 2 * FULL and num_edges >= 8 * most and 1000 * num_edges <= shared * num_entries
 
 
 def _beyond_cache(num_cols: int, heads: int, dim: int, size: int) -> bool:

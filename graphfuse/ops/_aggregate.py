@@ -76,9 +76,15 @@ def aggregate(
 def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     """Whether rows are walked, and whether the order of the edges is needed; the operands come last."""
     x, edge_weight, _, weight, _ = arguments[-5:]
-    weighted = edge_weight is not None
-    gathered = x.size(1) if weight is None else min(weight.shape)  # forward or backward, the narrow side is
-    return weighted or launch.prefers_rows(sizes[0], gathered), weighted
+    if edge_weight is not None:
+        return True, True
+    # forward or backward, the narrow side is gathered
+    gathered, fused = x.size(1), False
+    if weight is not None:
+        (out_dim, dim), size = weight.shape, x.element_size()
+        gathered = min(dim, out_dim)
+        fused = orders.can_fuse(dim, out_dim, size) or orders.can_fuse(out_dim, dim, size)
+    return launch.prefers_rows(*sizes, gathered, x.dtype, fused), False
 
 
 def differentiable(how: Aggregation, *operands: Any) -> tuple[Tensor, Tensor | None]:

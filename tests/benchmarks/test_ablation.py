@@ -106,7 +106,7 @@ def test_a_variant_lasts_as_long_as_its_call() -> None:
         seen.append([getattr(launch, rule)(*sizes) for rule, sizes in zip(RULES, given, strict=True)])
 
     sizes = (10**6, 10**6, 10**7, 10**7)
-    given = ((sizes[0], 64), (*sizes, 1, 64, False, torch.float16))
+    given = ((*sizes, 64, torch.float16, False), (*sizes, 1, 64, False, torch.float16))
     call()
     ablation.VARIANTS["other walk"].around(bench.Prepared(call, call)).call()  # type: ignore[arg-type]
     call()

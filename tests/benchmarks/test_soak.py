@@ -43,12 +43,14 @@ def test_every_row_of_the_table_of_aggregation_is_there() -> None:
                 if case.name.endswith(name):
                     with case.forced():
                         load = launch.load(1, 1)
-                        assert not launch.prefers_rows(1, dim)
+                        assert not launch.prefers_rows(1, 1, 1, 1, dim, dtype, False)
                     found.add(launch.spmm_window(dim, dtype.itemsize, None, load))
             assert found == rows
     with CASES["spmm/rows-many/float16/64"].forced():
-        assert launch.spmm_row(64, 2, None, 9).rows == 4
-    assert launch.spmm_row(64, 2, None, 9).rows == 1
+        assert launch.spmm_row(64, None, 9, 9).rows == 8
+    with CASES["spmm/rows-long/float16/64"].forced():
+        assert launch.spmm_row(64, None, 9, 9).step == 32
+    assert launch.spmm_row(64, None, 9, 9).rows == 1
 
 
 @pytest.mark.parametrize("nodes", [soak._FEW_NODES, soak._NODES])

@@ -62,10 +62,10 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
         yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
     yield merge(16, "windows")
-    for num_rows in (1, 10**6):
-        config = launch.spmm_row(dim, size, out_dim, num_rows)
-        yield case(spmm._spmm_row_kernel, config, 1, bare, f"{num_rows}-bare")
-        yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{num_rows}-weighted")
+    for label, sizes in {"few": (1, 1), "many": (10**6, 10**6), "long": (10**6, 10**9)}.items():
+        config = launch.spmm_row(dim, out_dim, *sizes)
+        yield case(spmm._spmm_row_kernel, config, 1, bare, f"{label}-bare")
+        yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{label}-weighted")
     yield merge(1, "rows")
 
 

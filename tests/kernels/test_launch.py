@@ -164,13 +164,13 @@ def test_what_tasks_ask_of_the_gpu() -> None:
 
 @pytest.mark.parametrize("short", [launch.Load.SHORT, launch.Load.FEWEST], ids=str)
 def test_few_short_tasks_share_out_the_features_of_a_row(short: launch.Load) -> None:
-    few = launch.Load.FEW
+    some = launch.Load.SOME
     for dim, size in ((64, 4), (64, 2), (128, 4), (128, 2)):
         assert (
             launch.spmm_window(dim, size, None, short).block_dim
-            < launch.spmm_window(dim, size, None, few).block_dim
+            < launch.spmm_window(dim, size, None, some).block_dim
         )
-        assert launch.spmm_window(dim, size, 64, short) == launch.spmm_window(dim, size, 64, few)
+        assert launch.spmm_window(dim, size, 64, short) == launch.spmm_window(dim, size, 64, some)
 
 
 def test_the_fewest_tasks_have_a_program_for_each_head() -> None:
@@ -227,3 +227,57 @@ def test_slices_are_longer_where_groups_of_heads_bring_programs(
     alone = 1.25 if 2 * slots > tasks else 1
     assert launch.slices(1, 128, tasks, slots, entries) == alone
     assert launch.slices(1, 64, tasks, slots, entries) == 1
+
+
+def test_slices_are_longer_where_blocks_of_features_bring_programs() -> None:
+    assert launch.spmm_slices(2, 2, 1000, 501, 400_000) == 1.5
+    assert launch.spmm_slices(2, 2, 1000, 500, 400_000) == 1
+    assert launch.spmm_slices(1, 2, 1000, 501, 400_000) == 1
+    assert launch.spmm_slices(2, 4, 1000, 501, 400_000) == 1  # float32, which gains nothing
+    assert launch.spmm_slices(2, 2, 1000, 501, 10_000) == 1  # short ones
+    assert launch.spmm_slices(2, 2, 4000, 2001, 4_000_000) == 1  # more than half of what the GPU holds
+    for dim in (128, 256):
+        blocks = {load: launch.spmm_window(dim, 2, None, load).block_dim for load in launch.Load}
+        assert blocks[launch.Load.FEW] == 64 and blocks[launch.Load.SOME] == blocks[launch.Load.LONG] == 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "edges", "entries", "dim", "walked"),
+    [
+        (2708, 10_556, 9_583, 16, True),  # Cora
+        (2708, 10_556, 9_583, 64, False),
+        (19_717, 88_648, 87_569, 64, False),  # PubMed, whose rows are short
+        (18_333, 163_788, 162_406, 128, True),  # Coauthor CS
+        (13_752, 491_722, 457_021, 128, True),  # Amazon Computers
+        (10_312, 667_966, 493_929, 64, True),  # blogcatalog3
+        (10_312, 667_966, 493_929, 128, False),
+        (37_700, 578_006, 546_439, 128, True),  # github
+        (81_306, 2_684_592, 1_341_115, 64, False),  # ego-twitter, whose windows share columns
+        (262_144, 8_388_608, 6_812_816, 128, True),  # rmat
+        (1_000_000, 12_099_910, 12_000_000, 128, False),  # uniform-1m-12m, which no cache holds
+    ],
+)
+def test_aggregation_in_float32_walks_rows_where_that_was_faster(
+    rows: int, edges: int, entries: int, dim: int, walked: bool
+) -> None:
+    sizes = (rows, rows, edges, entries)
+    assert launch.prefers_rows(*sizes, dim, torch.float32, False) == walked
+    small = rows < 4224 and dim == 16
+    assert launch.prefers_rows(*sizes, dim, torch.float32, True) == small  # with a product in the kernel
+    assert launch.prefers_rows(*sizes, dim, torch.float16, False) == small
+
+
+def test_rows_of_aggregation_fill_the_gpu() -> None:
+    def shape(rows: int, degree: int, dim: int = 64) -> tuple[int, int]:
+        config = launch.spmm_row(dim, None, rows, degree * rows)
+        return config.step, config.rows
+
+    assert shape(2000, 4) == (32, 1)
+    assert shape(8000, 36) == (8, 1)
+    assert shape(13_752, 36) == (8, 2)
+    assert shape(18_333, 9) == shape(81_306, 33) == (8, 4)
+    assert shape(326_186, 5) == (8, 8)  # rows of a step
+    assert shape(326_186, 17) == (8, 4)
+    assert shape(9_319, 492) == shape(232_965, 492) == (32, 1)  # rows of many steps
+    assert shape(232_965, 127) == (8, 4)
+    assert shape(232_965, 492, 128) == (16, 1)

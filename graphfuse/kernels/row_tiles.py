@@ -1,0 +1,58 @@
+"""Pieces of kernels that walk rows: what is on its way to the next step, and sums over a row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # for the first call of `columns_of_step`
+    ahead = begin + tl.arange(0, EDGES)
+    if STAGES == 1:
+        ahead = tl.load(column_ptr + ahead, mask=ahead < end, other=0)
+    return ahead
+
+
+@triton.jit
+def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # The columns of the edges `offs` of a row, and what to hand to the next step: without a pipeline its
+    # columns, on their way, as it would wait for memory twice else.
+    if STAGES == 1:
+        return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
+    return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
+
+
+@triton.jit
+def step_ahead(ptr, offs, limit, STAGES: tl.constexpr):
+    # numbers of the edges `offs` for a step to come; with a pipeline that step loads them itself
+    return tl.load(ptr + offs, mask=offs < limit, other=0) if STAGES == 1 else offs
+
+
+@triton.jit
+def row_sum(
+    x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit, columns, places,
+    offs_dim, mask_dim, X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Sum over the edges [begin, end) of one row, float[1, BLOCK_DIM], by plain adds; and the columns and
+    # places of the first edges of the next row, which begins where this one ends, on their way as those of
+    # this row were when it began. The program's last row ends at `limit`.
+    acc = tl.zeros((EDGES, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        next_offs = tl.minimum(start + EDGES, end) + tl.arange(0, EDGES)
+        column = columns if STAGES == 1 else tl.load(column_ptr + offs, mask=live, other=0)
+        columns = step_ahead(column_ptr, next_offs, limit, STAGES)
+        if WITHOUT_LOOPS:
+            live = live & (column != row)
+        offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
+        if col_scale_ptr is not None:
+            x = x * tl.load(col_scale_ptr + column, mask=live, other=0.0).to(ACC)[:, None]
+        if edge_weight_ptr is not None:
+            place = places if STAGES == 1 else tl.load(edge_perm_ptr + offs, mask=live, other=0)
+            places = step_ahead(edge_perm_ptr, next_offs, limit, STAGES)
+            x = x * tl.load(edge_weight_ptr + place, mask=live, other=0.0).to(ACC)[:, None]
+        acc += x
+    return tl.sum(acc, 0)[None, :], columns, places

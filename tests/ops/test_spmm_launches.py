@@ -1,0 +1,62 @@
+"""What launches of aggregation share out: rows among programs, and slices among blocks of features."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse import RowWindows, ops, reference
+from graphfuse.kernels import launch
+from graphfuse.testing import GRAPHS, check
+from tests.ops.test_spmm import build, check_spmm, draw
+
+
+def many_rows(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """Rows of 0 to 9 edges, among them one of 30, two of 70, and two of none at both ends."""
+    random = torch.Generator().manual_seed(0)
+    degree = torch.randint(10, (37,), generator=random)
+    degree[[0, 1, 35, 36]], degree[8], degree[[13, 14]] = 0, 30, 70
+    dst = torch.repeat_interleave(torch.arange(37), degree)
+    edges = torch.stack([torch.randint(37, dst.shape, generator=random), dst])
+    return edges[:, torch.randperm(dst.numel(), generator=random)].to(device), (37, 37)
+
+
+@pytest.mark.parametrize("split", [32, 512], ids=["rows_of_70_are_cut", "rows_of_70_are_tasks"])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_a_program(
+    weighted: bool, stages: int, rows: int, split: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the edges of a row are on their way before the row begins, or is known to be another program's
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", split)
+    monkeypatch.setattr(launch, "prefers_rows", lambda *args: True)
+    config = launch.Config(16, 4, stages, 1, rows=rows)
+    monkeypatch.setattr(launch, "spmm_row", lambda *args: config)
+    monkeypatch.setitem(GRAPHS, "many_rows", many_rows)
+    listed = build("many_rows", device)[0].row_walk()
+    assert listed.tasks.size(0) > 0 and (listed.num_slots > 0) == (split == 32)
+    for dtype in (torch.float16, torch.float32):
+        check_spmm("many_rows", device, dtype, 12, weighted, loops=False)
+    check_spmm("many_rows", device, torch.float32, 12, weighted, loops=True)
+
+
+@pytest.mark.parametrize(("dim", "times"), [(130, 1.5), (64, 1)])
+def test_slices_of_wide_rows_are_longer_where_windows_are_few(
+    dim: int, times: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    monkeypatch.setattr(launch, "load", lambda *args: launch.Load.FEW)
+    monkeypatch.setattr(launch, "prefers_rows", lambda *args: False)
+    edge_index = torch.ones(70, 70).nonzero().t().contiguous().to(device)  # windows of 70 entries
+    windows = RowWindows.from_edge_index(edge_index, (70, 70))
+    w = windows.walk()
+    inputs = draw(device, torch.float16, x=(70, dim))
+    definition = functools.partial(reference.spmm, edge_index, num_dst=70)
+    check(functools.partial(ops.spmm, windows), definition, inputs)
+    longer = [w.plans[key] for key in w.plans if key[0] == "longer_slices"]
+    assert [(one.split, one.num_slots) for one in longer] == ([(48, 10)] if times > 1 else [])
+    assert (w.split, w.num_slots) == (32, 15)
