@@ -11,7 +11,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, shift_of
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_of_program, rows_of_program
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
@@ -42,8 +42,8 @@ def loop_score(
 
 
 # All heads of one row.
-#   grid      (num_tasks + num_rows, groups): long rows or slices, then one row a program; a row too wide
-#             for one program is dealt out in groups of BLOCK_HEADS heads
+#   grid      (num_tasks + ceil(num_rows / ROWS), groups): long rows or slices, then ROWS rows a program; a
+#             row too wide for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
@@ -58,120 +58,122 @@ def additive_row_kernel(
     edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
-    if listed:
-        return
-    offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
-    mask_head = heads < HEADS
-    if V2:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
-    else:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
-    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
-    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-    high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-        offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        if edge_ptr is not None:
-            place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
-        if LOOPS:
-            live = live & (column != row)
-        gathered = live[:, None, None] & mask[None, :, :]
-        offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
-        x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
-        live = live[:, None]
+    for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
+        row, begin, end, slot, exists = row_of_program(
+            ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
+        )
+        offs_row = tl.cast(row, tl.int64)
+        heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+        mask, mask_head = mask & exists, (heads < HEADS) & exists
         if V2:
-            u = x + own[None, :, :]
-            if edge_ptr is not None:
-                offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
-                u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
-            s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
+            own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+            att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
         else:
-            offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-            u = own[None, :] + tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0).to(
-                ACC
-            )
+            own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
+        top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+        total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+        high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+        acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+        tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+        if DROPOUT > 0:
+            own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+            offs = start + tl.arange(0, EDGES)
+            live = offs < end
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
             if edge_ptr is not None:
-                u += tl.load(
-                    edge_ptr + place[:, None] * HEADS + heads[None, :],
-                    mask=live & mask_head[None, :],
-                    other=0.0,
-                ).to(ACC)
-            s = leaky(u, SLOPE)
-        s = tl.where(live, s, float("-inf"))
-        higher = tl.maximum(top, s)
-        shift = shift_of(higher)
-        p = exp(s - shift, PRECISE)
-        rescale = exp(top - shift, PRECISE)
-        total = total * rescale + p
-        if tilt_ptr is not None:
-            high = high * rescale + tl.where(u > 0, p, 0.0)
-        if DROPOUT > 0:
-            copy = load_copies(copy_ptr, offs, offs < end)
-            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
-            p *= kept(own_key, other_key, DROPOUT, 1.0)
-        acc = acc * rescale[:, :, None] + p[:, :, None] * x
-        if tilt_ptr is not None:
-            tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
-        top = higher
-    highest = tl.max(top, 0)
-    if LOOPS:  # the loop is an edge of the first slice
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        loop_u, loop_s = loop_score(
-            own, own_x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
-            mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
-        )  # fmt: skip
-        loop_s = tl.where(with_loop, loop_s, float("-inf"))
-        highest = tl.maximum(highest, loop_s)
-    shift = shift_of(highest)
-    rescale = exp(top - shift[None, :], PRECISE)
-    some = (total == 0) == 0  # the places that had an edge; NaN is not 0
-    total, high = tl.sum(rounded(total * rescale, some), 0), tl.sum(rounded(high * rescale, some), 0)
-    rescale, some = rescale[:, :, None], some[:, :, None]
-    acc, tilt = tl.sum(rounded(acc * rescale, some), 0), tl.sum(rounded(tilt * rescale, some), 0)
-    top = highest
-    if LOOPS:
-        p = exp(loop_s - shift, PRECISE)
-        total += p
-        if tilt_ptr is not None:
-            high += tl.where(loop_u > 0, p, 0.0)
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        acc += p[:, None] * own_x
-        if tilt_ptr is not None:
-            tilt += tl.where(loop_u > 0, p, 0.0)[:, None] * own_x
-    if partial_ptr is not None:
-        if slot >= 0:
-            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            offs_slot = tl.cast(slot, tl.int64) * HEADS
-            tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
-            tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
-            at = partial_ptr + offs_slot * PARTS * DIM + offs_head
-            tl.store(at, acc, mask=mask)
+                place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
+            if LOOPS:
+                live = live & (column != row)
+            gathered = live[:, None, None] & mask[None, :, :]
+            offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
+            x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
+            live = live[:, None]
+            if V2:
+                u = x + own[None, :, :]
+                if edge_ptr is not None:
+                    offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
+                    u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
+                s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
+            else:
+                offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+                other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
+                u = own[None, :] + other.to(ACC)
+                if edge_ptr is not None:
+                    u += tl.load(
+                        edge_ptr + place[:, None] * HEADS + heads[None, :],
+                        mask=live & mask_head[None, :],
+                        other=0.0,
+                    ).to(ACC)
+                s = leaky(u, SLOPE)
+            s = tl.where(live, s, float("-inf"))
+            higher = tl.maximum(top, s)
+            shift = shift_of(higher)
+            p = exp(s - shift, PRECISE)
+            rescale = exp(top - shift, PRECISE)
+            total = total * rescale + p
             if tilt_ptr is not None:
-                tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
-                tl.store(at + HEADS * DIM, tilt, mask=mask)
-            return
-    finish(
-        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
-        offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
-    )  # fmt: skip
+                high = high * rescale + tl.where(u > 0, p, 0.0)
+            if DROPOUT > 0:
+                copy = load_copies(copy_ptr, offs, offs < end)
+                other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+                p *= kept(own_key, other_key, DROPOUT, 1.0)
+            acc = acc * rescale[:, :, None] + p[:, :, None] * x
+            if tilt_ptr is not None:
+                tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
+            top = higher
+        highest = tl.max(top, 0)
+        if LOOPS:  # the loop is an edge of the first slice
+            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+            own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+            loop_u, loop_s = loop_score(
+                own, own_x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
+                mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
+            )  # fmt: skip
+            loop_s = tl.where(with_loop, loop_s, float("-inf"))
+            highest = tl.maximum(highest, loop_s)
+        shift = shift_of(highest)
+        rescale = exp(top - shift[None, :], PRECISE)
+        some = (total == 0) == 0  # the places that had an edge; NaN is not 0
+        total, high = tl.sum(rounded(total * rescale, some), 0), tl.sum(rounded(high * rescale, some), 0)
+        rescale, some = rescale[:, :, None], some[:, :, None]
+        acc, tilt = tl.sum(rounded(acc * rescale, some), 0), tl.sum(rounded(tilt * rescale, some), 0)
+        top = highest
+        if LOOPS:
+            p = exp(loop_s - shift, PRECISE)
+            total += p
+            if tilt_ptr is not None:
+                high += tl.where(loop_u > 0, p, 0.0)
+            if DROPOUT > 0:
+                loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+                p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+            acc += p[:, None] * own_x
+            if tilt_ptr is not None:
+                tilt += tl.where(loop_u > 0, p, 0.0)[:, None] * own_x
+        whole = exists
+        if partial_ptr is not None:
+            whole = exists & (slot < 0)
+            if slot >= 0:
+                PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+                offs_slot = tl.cast(slot, tl.int64) * HEADS
+                tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
+                tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
+                at = partial_ptr + offs_slot * PARTS * DIM + offs_head
+                tl.store(at, acc, mask=mask)
+                if tilt_ptr is not None:
+                    tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
+                    tl.store(at + HEADS * DIM, tilt, mask=mask)
+        if whole:
+            finish(
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
+                offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
+            )  # fmt: skip
 
 
 @triton.jit

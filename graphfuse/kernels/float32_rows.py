@@ -9,7 +9,7 @@ as tests on real graphs ask, and fewer were not tried. Read off sweeps on one H2
 
 from __future__ import annotations
 
-from graphfuse.kernels.loads import RowLoad
+from graphfuse.kernels.loads import FULL, RowLoad
 
 Wide = tuple[int, int]  # edges of a step, and warps
 
@@ -36,6 +36,15 @@ def gat(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
     if load is RowLoad.FEW:
         return 8 if backward else 16, 2
     return 16 if load is RowLoad.LONG and not backward else 4, 1
+
+
+def rows_of_gat(num_rows: int, load: RowLoad) -> int:
+    """How many rows a program of GAT's forward goes through (results/nvidia-h200/rows_of_a_program.md).
+
+    Programs of one row come slower than they end. All other kernels lose by a second row, which takes up to
+    twice the registers.
+    """
+    return 2 if load is RowLoad.NORMAL and num_rows >= 4 * FULL else 1
 
 
 def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:

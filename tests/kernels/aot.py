@@ -266,6 +266,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "PAIR": gathered_together(config),
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
+                "ROWS": 2 if dtype == "fp32" and not v2 else 1,
                 "EDGES": config.step,
                 "STAGES": config.stages,
                 "WARPS": config.warps,
