@@ -140,7 +140,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
-        rows = 1 if v2 or dtype in HALF else float32_rows.rows_of_gat(w.num_rows, row_load(w))
+        rows = 1
+        if not (v2 or dtype in HALF):
+            rows = float32_rows.rows_of_gat(w.num_rows, heads, dim, tilted, row_load(w))
         rest += (config.block_dim, rows, config.step, config.stages, slope, dropout, loops, v2, acc)
         programs, groups = num_tasks + -(-w.num_rows // rows), -(-heads // config.rows)
         main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups)

@@ -38,13 +38,14 @@ def gat(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
     return 16 if load is RowLoad.LONG and not backward else 4, 1
 
 
-def rows_of_gat(num_rows: int, load: RowLoad) -> int:
+def rows_of_gat(num_rows: int, heads: int, dim: int, tilted: bool, load: RowLoad) -> int:
     """How many rows a program of GAT's forward goes through (results/nvidia-h200/rows_of_a_program.md).
 
-    Programs of one row come slower than they end. All other kernels lose by a second row, which takes up to
-    twice the registers.
+    Programs of one row end sooner than others can begin. A second row takes registers: all other kernels lose
+    by it, as do one head, and narrow heads with the ``tilted`` sums of training.
     """
-    return 2 if load is RowLoad.NORMAL and num_rows >= 4 * FULL else 1
+    pays = heads > 1 and (dim >= 32 or not tilted)
+    return 2 if pays and load is RowLoad.NORMAL and num_rows >= 4 * FULL else 1
 
 
 def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:

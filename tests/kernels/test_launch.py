@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from graphfuse.kernels import launch, orders
+from graphfuse.kernels import float32_rows, launch, orders
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
@@ -265,6 +265,15 @@ def test_aggregation_in_float32_walks_rows_where_that_was_faster(
     small = rows < 4224 and dim == 16
     assert launch.prefers_rows(*sizes, dim, torch.float32, True) == small  # with a product in the kernel
     assert launch.prefers_rows(*sizes, dim, torch.float16, False) == small
+
+
+def test_programs_of_gat_go_through_two_rows_where_that_was_faster() -> None:
+    normal = launch.RowLoad.NORMAL
+    for heads, dim, tilted, rows in ((8, 8, False, 2), (8, 8, True, 1), (4, 32, True, 2), (1, 64, False, 1)):
+        assert float32_rows.rows_of_gat(18_333, heads, dim, tilted, normal) == rows
+        assert float32_rows.rows_of_gat(13_752, heads, dim, tilted, normal) == 1
+        for load in set(launch.RowLoad) - {normal}:
+            assert float32_rows.rows_of_gat(10**6, heads, dim, tilted, load) == 1
 
 
 def test_rows_of_aggregation_fill_the_gpu() -> None:
