@@ -69,7 +69,7 @@ def additive_row_kernel(
         )
         offs_row = tl.cast(row, tl.int64)
         heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
-        mask, mask_head = mask & exists, (heads < HEADS) & exists
+        mask_head = heads < HEADS
         if V2:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
             att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)

@@ -19,7 +19,8 @@ def rows_of_program(num_tasks, ROWS: tl.constexpr):
 @triton.jit
 def row_of_program(ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS: tl.constexpr):
     # The i-th row of a program: row, first edge, end, slot or -1, and whether it is there: beyond the last
-    # row is none, and one that was listed, or whose slices were, is another program's. It has no edges then.
+    # row is none, and one that was listed, or whose slices were, is another program's. Then it has no edges,
+    # and what comes of it is not for the program to store.
     pid = tl.program_id(0)
     slot = -1
     if pid < num_tasks:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import launch
+from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_spmm import build, check_spmm, draw
 
@@ -42,6 +43,29 @@ def test_rows_of_a_program(
     for dtype in (torch.float16, torch.float32):
         check_spmm("many_rows", device, dtype, 12, weighted, loops=False)
     check_spmm("many_rows", device, torch.float32, 12, weighted, loops=True)
+
+
+@pytest.mark.parametrize(
+    ("out_dim", "in_dim", "rows"),
+    [
+        (None, 64, True),
+        (128, 500, True),
+        (64, 64, False),
+        (64, 128, False),
+        (128, 64, False),
+        (16, 500, False),
+    ],
+)
+def test_float32_walks_rows_where_no_product_follows_in_the_kernel(
+    out_dim: int | None, in_dim: int, rows: bool
+) -> None:
+    sizes = (37_700, 37_700, 578_006, 546_439)  # of github
+    x = torch.empty(1, in_dim)
+    weight = None if out_dim is None else torch.empty(out_dim, in_dim)
+    assert _aggregate.choose(sizes, x, None, None, weight, None) == (rows, False)
+    half = x.half(), None if weight is None else weight.half()
+    assert _aggregate.choose(sizes, half[0], None, None, half[1], None) == (False, False)
+    assert _aggregate.choose(sizes, x, x, None, weight, None) == (True, True)  # with weights of edges
 
 
 @pytest.mark.parametrize(("dim", "times"), [(130, 1.5), (64, 1)])
