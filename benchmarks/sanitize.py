@@ -27,7 +27,7 @@ from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import build, walk
-from graphfuse.kernels import launch
+from graphfuse.kernels import float32_rows, launch
 from graphfuse.nn import GraphTransformerLayer, TransformerConv, _projection
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
@@ -149,6 +149,7 @@ def run_suite(num_nodes: int = _NODES) -> int:
         build_structures(device())
         launch_of_nodes(device())
         launch_as_on_large_graphs(device())
+        launch_several_rows_a_program(device())
         launch_long_windows(device(), 300 if device().type == "cuda" else 140)
     missing = sorted(all_kernels() - set(launched))
     print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
@@ -222,6 +223,21 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
         )
         for result in results:
             torch.autograd.grad(result, x, torch.ones_like(result), retain_graph=True)
+
+
+def launch_several_rows_a_program(on: torch.device) -> None:
+    """What small graphs do without, too: programs of several rows, one of which is long and another's."""
+    edges = torch.randint(41, (2, 200), generator=torch.Generator().manual_seed(0))
+    hub = torch.stack([torch.arange(100) % 41, torch.full((100,), 20)])
+    windows = RowWindows.from_edge_index(torch.cat([edges, hub], 1).to(on), (41, 41))
+    x, weight = torch.randn(41, 2, 8, device=on), torch.rand(300, device=on)
+    many = launch.spmm_row(16, None, 10**6, 10**6)
+    with (
+        mock.patch.object(float32_rows, "rows_of_gat", lambda *counts: 2),
+        mock.patch.object(launch, "spmm_row", lambda *counts: many),
+    ):
+        ops.gat_attention(x[..., 0], x[..., 1], x, windows)
+        ops.spmm(windows, x.flatten(1), weight)
 
 
 def launch_long_windows(on: torch.device, num_src: int) -> None:

@@ -218,7 +218,7 @@ def test_a_kernel_that_is_not_launched_is_named(
     monkeypatch.setattr(sanitize, "build_structures", lambda on: None)
     assert sanitize.run_suite(20) == 1
     missing = json.loads(capsys.readouterr().out.removeprefix("suite: "))["missing"]
-    assert "_spmm_row_kernel" in missing and "_gate_kernel" not in missing
+    assert "_sddmm_row_kernel" in missing and "_gate_kernel" not in missing
 
 
 SAID = 'suite: {"kernels": {"a_kernel": 2, "b_kernel": 1}, "missing": []}'
