@@ -179,7 +179,7 @@ FAULTS = (
         "spmm-row-tail",
         "dropped tail",
         "the row kernel of `spmm` ends with the last full step of a row",
-        "kernels/tiles.py",
+        "kernels/row_tiles.py",
         "for start in tl.range(begin, end, EDGES, num_stages=STAGES):",
         "for start in tl.range(begin, end - EDGES + 1, EDGES, num_stages=STAGES):",
         _SPMM,
