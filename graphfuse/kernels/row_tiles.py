@@ -39,7 +39,8 @@ def row_of_program(ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS: tl.c
 
 @triton.jit
 def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # for the first call of `columns_of_step`
+    # The columns, or other numbers, of the first edges from `begin` on, for a step to come. With a pipeline
+    # that step loads them itself.
     ahead = begin + tl.arange(0, EDGES)
     if STAGES == 1:
         ahead = tl.load(column_ptr + ahead, mask=ahead < end, other=0)
@@ -56,12 +57,6 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
 
 
 @triton.jit
-def step_ahead(ptr, offs, limit, STAGES: tl.constexpr):
-    # numbers of the edges `offs` for a step to come; with a pipeline that step loads them itself
-    return tl.load(ptr + offs, mask=offs < limit, other=0) if STAGES == 1 else offs
-
-
-@triton.jit
 def row_sum(
     x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit, columns, places,
     offs_dim, mask_dim, X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
@@ -74,9 +69,9 @@ def row_sum(
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        next_offs = tl.minimum(start + EDGES, end) + tl.arange(0, EDGES)
+        following = tl.minimum(start + EDGES, end)  # of this row, or the first of the next
         column = columns if STAGES == 1 else tl.load(column_ptr + offs, mask=live, other=0)
-        columns = step_ahead(column_ptr, next_offs, limit, STAGES)
+        columns = first_columns(column_ptr, following, limit, EDGES, STAGES)
         if WITHOUT_LOOPS:
             live = live & (column != row)
         offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
@@ -85,7 +80,7 @@ def row_sum(
             x = x * tl.load(col_scale_ptr + column, mask=live, other=0.0).to(ACC)[:, None]
         if edge_weight_ptr is not None:
             place = places if STAGES == 1 else tl.load(edge_perm_ptr + offs, mask=live, other=0)
-            places = step_ahead(edge_perm_ptr, next_offs, limit, STAGES)
+            places = first_columns(edge_perm_ptr, following, limit, EDGES, STAGES)
             x = x * tl.load(edge_weight_ptr + place, mask=live, other=0.0).to(ACC)[:, None]
         acc += x
     return tl.sum(acc, 0)[None, :], columns, places

@@ -13,7 +13,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
-from graphfuse.kernels.row_tiles import row_sum, step_ahead
+from graphfuse.kernels.row_tiles import first_columns, row_sum
 from graphfuse.kernels.run import Launch, accumulator, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -95,11 +95,10 @@ def _spmm_row_kernel(
         end = tl.load(ptr_ptr + first + 1)
         limit = tl.load(ptr_ptr + last)
         slot = -1
-    edges = begin + tl.arange(0, EDGES)
-    columns = step_ahead(column_ptr, edges, limit, STAGES)
+    columns = first_columns(column_ptr, begin, limit, EDGES, STAGES)
     places = columns
     if edge_weight_ptr is not None:
-        places = step_ahead(edge_perm_ptr, edges, limit, STAGES)
+        places = first_columns(edge_perm_ptr, begin, limit, EDGES, STAGES)
     for row in tl.range(first, last):
         next_end = end
         if slot < 0:
@@ -124,10 +123,9 @@ def _spmm_row_kernel(
                     X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
                 )  # fmt: skip
         else:
-            edges = end + tl.arange(0, EDGES)
-            columns = step_ahead(column_ptr, edges, limit, STAGES)
+            columns = first_columns(column_ptr, end, limit, EDGES, STAGES)
             if edge_weight_ptr is not None:
-                places = step_ahead(edge_perm_ptr, edges, limit, STAGES)
+                places = first_columns(edge_perm_ptr, end, limit, EDGES, STAGES)
         begin, end = end, next_end
 
 
