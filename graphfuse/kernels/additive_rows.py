@@ -203,7 +203,7 @@ def gat_loop_gradients(
 
 
 # All heads of one row of GAT, which is a source: what its neighbours, the receivers, say of it.
-#   grid      as the forward kernel
+#   grid      as the forward kernel, one row a program
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
 #             [num_cols, HEADS, 4]; edge and loop_edge [.., HEADS]; ptr, tasks, column, edge_perm
 #   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS], d_edge and d_loop_edge as the edges'

@@ -48,7 +48,7 @@ def loop_gradients(
 
 # All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
 # TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
-#   grid      as the forward kernel
+#   grid      as the forward kernel, one row a program
 #   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
 #             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
 #             receivers, out: g x - delta is then g (x - out), which loses no bits

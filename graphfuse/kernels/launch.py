@@ -230,10 +230,10 @@ def slices(groups: int, block_dim: int, num_tasks: int, num_slots: int, num_entr
     return 2 if share > 1 / 3 else 1.5
 
 
-def spmm_slices(blocks: int, size: int, num_tasks: int, num_slots: int, num_entries: int) -> float:
-    """Likewise for aggregation, whose blocks of features have programs of their own."""
-    cut = 2 * num_slots > num_tasks and load(num_tasks, num_entries) is Load.FEW
-    return 1.5 if size == 2 and blocks > 1 and cut else 1
+def spmm_slices(blocks: int, size: int, num_tasks: int, num_slots: int, load: Load) -> float:
+    """Likewise for aggregation, whose blocks of features have programs of their own (weighted_rows.md)."""
+    few = load is Load.FEW and 2 * num_slots > num_tasks
+    return 1.5 if size == 2 and blocks > 1 and few else 1
 
 
 class Merge(NamedTuple):

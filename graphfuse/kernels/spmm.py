@@ -182,18 +182,20 @@ def _plan(
 ) -> _Plan:
     windows = w.row_mask is not None
     if windows:
-        counts: tuple[int, ...] = (w.tasks.size(0), w.num_slots, w.num_entries)
-        config = launch.spmm_window(x_dim, dtype.itemsize, out_dim, launch.load(counts[0], counts[2]))
-        w = longer_slices(w, launch.spmm_slices(-(-dim // config.block_dim), dtype.itemsize, *counts))
+        size, load = dtype.itemsize, launch.load(w.tasks.size(0), w.num_entries)
+        config = launch.spmm_window(x_dim, size, out_dim, load)
+        blocks = -(-dim // config.block_dim)
+        w = longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
     else:
         config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries)
+        blocks = -(-dim // config.block_dim)
     shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
-    blocks, num_tasks, num_loops = -(-dim // config.block_dim), w.tasks.size(0), min(w.num_rows, w.num_cols)
+    num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
         structure = (w.tasks, w.row_index, w.column, row_mask)
-        counts = (w.num_rows, num_loops)
+        counts: tuple[int, ...] = (w.num_rows, num_loops)
         rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
         main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)

@@ -230,12 +230,13 @@ def test_slices_are_longer_where_groups_of_heads_bring_programs(
 
 
 def test_slices_are_longer_where_blocks_of_features_bring_programs() -> None:
-    assert launch.spmm_slices(2, 2, 1000, 501, 400_000) == 1.5
-    assert launch.spmm_slices(2, 2, 1000, 500, 400_000) == 1
-    assert launch.spmm_slices(1, 2, 1000, 501, 400_000) == 1
-    assert launch.spmm_slices(2, 4, 1000, 501, 400_000) == 1  # float32, which gains nothing
-    assert launch.spmm_slices(2, 2, 1000, 501, 10_000) == 1  # short ones
-    assert launch.spmm_slices(2, 2, 4000, 2001, 4_000_000) == 1  # more than half of what the GPU holds
+    few = launch.Load.FEW
+    assert launch.spmm_slices(2, 2, 1000, 501, few) == 1.5
+    assert launch.spmm_slices(2, 2, 1000, 500, few) == 1
+    assert launch.spmm_slices(1, 2, 1000, 501, few) == 1
+    assert launch.spmm_slices(2, 4, 1000, 501, few) == 1  # float32, which gains nothing
+    for load in set(launch.Load) - {few}:  # short ones, or more than half of what the GPU holds
+        assert launch.spmm_slices(2, 2, 1000, 501, load) == 1
     for dim in (128, 256):
         blocks = {load: launch.spmm_window(dim, 2, None, load).block_dim for load in launch.Load}
         assert blocks[launch.Load.FEW] == 64 and blocks[launch.Load.SOME] == blocks[launch.Load.LONG] == 128
