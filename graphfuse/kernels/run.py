@@ -15,6 +15,7 @@ from torch import Tensor
 from graphfuse.kernels.device import HIP, INTERPRETING
 
 _MAX_GROUPS = 65535  # programs along the second dimension of a grid
+_CALLS_C = triton.__version__.startswith("3.6.")  # whether the arguments of a launcher's C function are known
 
 # What Triton compiled, by all that it compiles for: a mini-batch's record is new, its kernels are not.
 _COMPILED: dict[Any, tuple[Any, ...]] = {}
@@ -101,10 +102,9 @@ class Launch:
         places = None if aligned else _places(*outputs, *operands)
         found = self._compiled.get(places)
         if found is not None:
-            _, launch, stream_of, *compiled = found
-            stream = stream_of(index)
+            _, launch, stream_of, compiled = found
             launch(
-                *self._grid, 1, stream, *compiled, None, None, None,
+                *self._grid, 1, stream_of(index), *compiled,
                 *addresses(outputs), *self._addresses, *addresses(operands), *self._rest,
             )  # fmt: skip
             return
@@ -127,13 +127,27 @@ class Launch:
             self(outputs, operands, aligned, index)
             return
         kernel = self._kernel[self._grid](*arguments, **options)
-        stream_of = triton.runtime.driver.active.get_current_stream
-        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. The last three of
-        # the leading arguments of `run` would be launch hooks.
-        found = (kernel, kernel.run, stream_of, kernel.function, kernel.packed_metadata)
+        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function.
+        found = (kernel, *_launcher_of(kernel))
         self._compiled[places] = found
         if key is not None:
             _COMPILED[key] = found
+
+
+def _launcher_of(kernel: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    # What launches a compiled kernel, what tells the stream, and the arguments from the stream to the first
+    # of the kernel's own; of the three at their end, after what a launch hook would be told, two are hooks.
+    stream_of = triton.runtime.driver.active.get_current_stream
+    run, hooks = kernel.run, (kernel.packed_metadata, None, None, None)
+    scratch = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    if not _CALLS_C or HIP or scratch != [0, 0]:
+        return run, stream_of, (kernel.function, *hooks)
+    # what `run` does in Python, a quarter of the launch, is to allocate memory that this kernel has none of
+    return (
+        run.launch,
+        stream_of,
+        (kernel.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *hooks),
+    )
 
 
 @functools.cache

@@ -121,6 +121,28 @@ def test_each_alignment_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert jitted.launched == (turn + 1) * (len(cases) + 1) - len(cases)
 
 
+@pytest.mark.parametrize(
+    ("known", "scratch", "direct"),
+    [(True, 0, True), (True, 16, False), (True, None, False), (False, 0, False)],
+)
+def test_what_launches_a_kernel(
+    known: bool, scratch: int | None, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C function of Triton's launcher, where its arguments are known and there is no memory to allocate."""
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=None))
+    monkeypatch.setattr(run, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=driver)))
+    monkeypatch.setattr(run, "_CALLS_C", known)
+    monkeypatch.setattr(run, "HIP", False)
+    launcher = SimpleNamespace(launch="C", launch_cooperative_grid=False, launch_pdl=True)
+    if scratch is not None:
+        launcher.global_scratch_size, launcher.profile_scratch_size = 0, scratch
+    kernel = SimpleNamespace(run=launcher, function=7, packed_metadata=(4, 1, 0))
+    call, _, arguments = run._launcher_of(kernel)
+    assert call is (launcher.launch if direct else launcher)
+    hooks = ((4, 1, 0), None, None, None)
+    assert arguments == (7, *((False, True, None, None) if direct else ()), *hooks)
+
+
 NUM_NODES, NUM_EDGES = 17, 34
 
 
