@@ -14,7 +14,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.row_tiles import first_columns, row_sum
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
     finish_tile,
@@ -159,13 +159,27 @@ def _spmm_merge_kernel(
     )  # fmt: skip
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """Launches for one combination of width, dtypes, strides and operands."""
 
-    out_dim: int
+    num_rows: int
+    dim: int  # of the sums
+    out_dim: int  # of what is returned
+    dtype: torch.dtype | None  # of that; None if it is that of x
+    keep_aggregate: bool
+    by_rows: bool
     main: Launch
     merge: Launch | None
-    num_slots: int  # of partial sums
+    num_partial: int  # rows of partial sums
+
+
+class Scales(NamedTuple):
+    """Factors of an aggregation; all that are there are contiguous."""
+
+    edge_weight: Tensor | None
+    loop_weight: Tensor | None
+    row_scale: Tensor | None
+    col_scale: Tensor | None
 
 
 def _plan(
@@ -179,7 +193,9 @@ def _plan(
     x_dim: int,
     relu: bool,
     loops: bool,
-) -> _Plan:
+    keep_aggregate: bool,
+    out_dtype: torch.dtype,
+) -> Plan:
     windows = w.row_mask is not None
     if windows:
         size, load = dtype.itemsize, launch.load(w.tasks.size(0), w.num_entries)
@@ -211,7 +227,83 @@ def _plan(
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)
-    return _Plan(dim if out_dim is None else out_dim, main, merge, w.num_slots)
+    returned = (dim if out_dim is None else out_dim, None if out_dtype == dtype else out_dtype)
+    return Plan(w.num_rows, dim, *returned, keep_aggregate, not windows, main, merge, w.num_slots * w.height)
+
+
+def plan_of(
+    w: Walk,
+    edges: EdgeOrder | None,
+    x: Tensor,
+    dim: int,
+    scales: Scales,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    relu: bool,
+    keep_aggregate: bool,
+    out_dtype: torch.dtype,
+) -> Plan:
+    """What :func:`launch_plan` launches for such operands, as it was prepared when they first came.
+
+    Args:
+        w: The graph.
+        edges: Where the edges' weights stand.
+        x: Rows as they are gathered, ``[num_cols, at least dim]``.
+        dim: Features of a sum.
+        scales: As of :func:`launch_plan`, as are ``weight`` and ``bias``.
+        weight: See there.
+        bias: See there.
+        relu: Whether negative results become 0.
+        keep_aggregate: Whether the sums are returned beside their product with ``weight``.
+        out_dtype: That of the result.
+    """
+    out_dim, strides = (None, (0, 0)) if weight is None else (weight.size(0), weight.stride())
+    shape = (dim, x.dtype, out_dim, strides, x.stride(0), x.size(1), relu, scales.loop_weight is not None)
+    dtypes = [None if vector is None else vector.dtype for vector in (*scales, bias)]
+    key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
+    plan: Plan | None = w.plans.get(key)
+    if plan is None:
+        plan = w.plans[key] = _plan(w, edges, *shape, keep_aggregate, out_dtype)
+    return plan
+
+
+def launch_plan(
+    plan: Plan,
+    x: Tensor,
+    scales: Scales,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    all_aligned: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Launches the kernels. Returns ``(out, aggregate)``.
+
+    Args:
+        plan: That of :func:`plan_of` for these operands.
+        x: Rows as they are gathered.
+        scales: Factors.
+        weight: ``[out_dim, dim]``.
+        bias: ``[out_dim]``, contiguous.
+        all_aligned: Whether all of them start on 16 bytes.
+    """
+    index = x.get_device()
+    if index >= 0 and index != current_device():
+        with torch.cuda.device(index):
+            return launch_plan(plan, x, scales, weight, bias, all_aligned)
+    rows, dim, out_dim, out_dtype, keep, by_rows, main, merge, num_partial = plan
+    out = x.new_empty(rows, out_dim) if out_dtype is None else x.new_empty(rows, out_dim, dtype=out_dtype)
+    aggregate = x.new_empty(rows, dim) if keep else None
+    if rows == 0 or out_dim == 0:
+        return out, aggregate
+    partial = None
+    if merge is not None:
+        acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        partial = x.new_empty(num_partial, dim, dtype=acc)
+    outputs = (x, out, partial, aggregate)
+    operands = (*scales[1:], weight, bias)
+    main(outputs, (scales[0], *operands) if by_rows else operands, all_aligned, index)
+    if merge is not None:
+        merge(outputs, operands, all_aligned, index)
+    return out, aggregate
 
 
 def spmm(
@@ -236,43 +328,19 @@ def spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
                 keep_aggregate, out_dtype,
             )  # fmt: skip
-    dtype, dim = x.dtype, x.size(1)
-    sizes = (w.num_entries, w.num_rows, w.num_cols)
-    x_dim = launch.gathered_width(*sizes, dim, dtype.itemsize)
+    dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
+    x_dim = launch.gathered_width(*sizes, dim, x.element_size())
     scale = None
     if col_scale is not None and w.row_mask is not None and launch.copy_pays(*sizes):
         # windows would scale the rows in each step of the loop, and copy them through registers for it
         scale, col_scale = col_scale.contiguous(), None
     if scale is not None or x_dim != dim:
         x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]
-    out_dim, addresses = None, x.data_ptr()
-    weight_strides: tuple[int, ...] = (0, 0)
-    if weight is not None:
-        out_dim, weight_strides = weight.size(0), weight.stride()
-        addresses |= weight.data_ptr()
-    vectors = [edge_weight, loop_weight, row_scale, col_scale, bias]
-    dtypes: list[torch.dtype | None] = [None] * len(vectors)
-    for i, vector in enumerate(vectors):
-        if vector is not None:
-            vectors[i] = vector = vector.contiguous()  # an expanded gradient is not, say
-            dtypes[i] = vector.dtype
-            addresses |= vector.data_ptr()
-    shape = (dim, dtype, out_dim, weight_strides, x.stride(0), x_dim, relu, loop_weight is not None)
-    key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
-    plan = w.plans.get(key)
-    if plan is None:
-        plan = w.plans[key] = _plan(w, edges, *shape)
-    out = x.new_empty(w.num_rows, plan.out_dim, dtype=out_dtype)
-    aggregate = x.new_empty(w.num_rows, dim) if keep_aggregate else None
-    if out.numel() == 0:
-        return out, aggregate
-    partial = None
-    if plan.merge is not None:
-        acc = torch.float64 if dtype == torch.float64 else torch.float32
-        partial = x.new_empty(plan.num_slots * w.height, dim, dtype=acc)
-    outputs, aligned = (x, out, partial, aggregate), addresses & 15 == 0
-    operands = (*vectors[:4], weight, vectors[4])
-    plan.main(outputs, operands if w.row_mask is None else operands[1:], aligned, index)
-    if plan.merge is not None:
-        plan.merge(outputs, operands[1:], aligned, index)
-    return out, aggregate
+    # an expanded gradient is not contiguous, say
+    vectors = [
+        None if vector is None else vector.contiguous()
+        for vector in (edge_weight, loop_weight, row_scale, col_scale, bias)
+    ]
+    scales, bias = Scales(*vectors[:4]), vectors[4]
+    plan = plan_of(w, edges, x, dim, scales, weight, bias, relu, keep_aggregate, out_dtype)
+    return launch_plan(plan, x, scales, weight, bias, aligned(x, weight, *vectors))

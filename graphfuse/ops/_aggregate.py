@@ -112,14 +112,12 @@ def run(
     assert isinstance(w, Walks)
     if not _check.runs_kernel(x):
         return _definition(how, x, edge_weight, loop_weight, weight, bias)
-    launch_spmm = _launcher()
+    launch_spmm = kernels().spmm
     graph, scales = (w.forward, w.edges), (edge_weight, loop_weight, row_scale, col_scale)
     if weight is not None:
-        forward = w.forward
-        sizes = (forward.num_entries, forward.num_cols, x.size(1), weight.size(0), x.element_size())
-        order = orders.gemm_order(*sizes, (bias is not None) + relu, keep)
+        order = order_of(how, x.size(1), weight.size(0), x.dtype, bias is not None)
         if order is orders.GemmOrder.PROJECT:
-            x, weight = linear(forward.plans, x, weight), None
+            x, weight = linear(w.forward.plans, x, weight), None
         elif order is orders.GemmOrder.AGGREGATE:
             y, _ = launch_spmm(*graph, contiguous_rows(x), *scales, None, None, False, False, x.dtype)
             return _finish(_product(y, weight.t()), bias, relu, out_dtype), y if keep else None
@@ -128,11 +126,20 @@ def run(
     return output
 
 
-@functools.cache
-def _launcher() -> Any:
-    from graphfuse.kernels.spmm import spmm as launcher  # imports triton
+def order_of(how: Aggregation, dim: int, out_dim: int, dtype: torch.dtype, biased: bool) -> orders.GemmOrder:
+    """How :func:`run` makes ``out_dim`` columns of ``dim`` features."""
+    assert isinstance(how.graph, Walks)
+    w = how.graph.forward
+    sizes = (w.num_entries, w.num_cols, dim, out_dim, dtype.itemsize)
+    return orders.gemm_order(*sizes, biased + how.relu, how.keep_aggregate)
 
-    return launcher
+
+@functools.cache
+def kernels() -> Any:
+    """The launchers of the kernels."""
+    from graphfuse.kernels import spmm  # imports triton
+
+    return spmm
 
 
 @functools.cache

@@ -9,20 +9,69 @@ from torch import Tensor
 
 from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
+from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks
+from graphfuse.kernels import launch
+from graphfuse.kernels.orders import GemmOrder
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import direct_apply, for_gradient, is_batched
 from graphfuse.ops._whole import bias_gradient, runs_whole
 
 
-class Ready(NamedTuple):
-    """A graph and its scales, for features of one dtype."""
+class Sums:
+    """:func:`._aggregate.run` without edges' weights and ReLU, whose launch is found once.
 
-    forward: Aggregation
+    Args:
+        how: What is computed, from and to one dtype.
+        loop_weight: Of the self-loops.
+        dim: Features of a row.
+        out_dim: Columns of the product with a weight; ``None`` without one.
+    """
+
+    __slots__ = ("how", "loop_weight", "order", "plan", "scales", "walk")
+
+    def __init__(self, how: Aggregation, loop_weight: Tensor | None, dim: int, out_dim: int | None) -> None:
+        assert isinstance(how.graph, Walks)
+        self.how, self.loop_weight, self.walk = how, loop_weight, how.graph.forward
+        # a bias counts where a product follows the kernels, and that of a layer precedes them
+        self.order = None if out_dim is None else _aggregate.order_of(how, dim, out_dim, how.out_dtype, False)
+        self.plan: Any = None
+        w, kernels = self.walk, _aggregate.kernels()
+        self.scales = kernels.Scales(None, loop_weight, how.row_scale, how.col_scale)
+        # else rows are copied first, or a product follows the kernels
+        direct = not launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
+        if self.order is GemmOrder.AGGREGATE or not (direct and kernels.aligned(*self.scales)):
+            self.plan = False
+
+    def __call__(
+        self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See :func:`._aggregate.run`; strides and presence of operands never change."""
+        how, kernels = self.how, _aggregate.kernels()
+        if self.plan is False or not x.is_contiguous():
+            return _aggregate.run(how, x, None, self.loop_weight, weight, bias)
+        if weight is not None and self.order is GemmOrder.PROJECT:
+            x, weight = _aggregate.linear(self.walk.plans, x, weight), None
+        bias = None if bias is None else bias.contiguous()
+        if self.plan is None:
+            given = (x, x.size(1), self.scales, weight, bias, False, how.keep_aggregate, how.out_dtype)
+            self.plan = kernels.plan_of(self.walk, None, *given)
+        found: tuple[Tensor, Tensor | None] = kernels.launch_plan(
+            self.plan, x, self.scales, weight, bias, kernels.aligned(x, weight, bias)
+        )
+        return found
+
+
+class Ready(NamedTuple):
+    """A graph and its scales, for layers of one width and dtype."""
+
+    graph: Walks
     backward: Aggregation
-    kept: Aggregation  # backward, that returns the sum before its product too
-    loop_weight: Tensor | None
+    out: Sums
+    moved: Sums  # of the gradient, without a product
+    dx: Sums  # with one
+    both: Sums  # with one, and what it is a product of
 
 
 def gcn_layer(
@@ -56,10 +105,16 @@ def gcn_layer(
     def prepare() -> Ready:
         graph = windows.walks(*_aggregate.choose(windows.sizes, x, None, None, weight, None))
         back = Aggregation(graph.transpose(), scale, scale, False, False, x.dtype)
-        return Ready(back._replace(graph=graph), back, back._replace(keep_aggregate=True), loop_weight)
+        out = Sums(back._replace(graph=graph), loop_weight, in_dim, out_dim)
+        both = back._replace(keep_aggregate=True)
+        moved, *dx = [
+            Sums(how, loop_weight, out_dim, wide)
+            for how, wide in ((back, None), (back, in_dim), (both, in_dim))
+        ]
+        return Ready(graph, back, out, moved, *dx)
 
-    key = ("gcn_layer", scale is None, loop_weight is None, x.dtype, in_dim, out_dim)
-    out: Tensor = _apply(windows.memo(key, prepare), x, weight, bias)
+    key = ("gcn_layer", scale is None, loop_weight is None, x.dtype, in_dim, weight.stride(), out_dim)
+    out: Tensor = _apply(windows.memo((*key, bias is None), prepare), x, weight, bias)
     return out
 
 
@@ -67,35 +122,36 @@ class GcnLayer(torch.autograd.Function):
     """The layer, and its derivative."""
 
     @staticmethod
+    @advises
     def forward(ctx: Any, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See :func:`gcn_layer`."""
         ctx.ready = ready
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-        return _aggregate.run(ready.forward, x, None, ready.loop_weight, weight, bias)[0]
+        return ready.out(x, weight, bias)[0]
 
     @staticmethod
+    @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of ``x`` and the parameters: with the sum of ``grad`` over edges, its products."""
-        (forward, backward, kept, loops), (x, weight) = ctx.ready, ctx.saved_tensors
+        ready, (x, weight) = ctx.ready, ctx.saved_tensors
         _, needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        graph = for_gradient(forward.graph, grad)
+        graph = for_gradient(ready.graph, grad)
         dx = moved = d_weight = d_bias = None
         if torch.is_grad_enabled() or is_batched(grad):
-            how = backward._replace(graph=graph.transpose())
+            how, loops = ready.backward._replace(graph=graph.transpose()), ready.out.loop_weight
             moved, _ = _aggregate.differentiable(how, grad, None, loops, None, None)
             dx = torch.mm(moved, weight) if needs_x else None
             d_weight = torch.mm(moved.t(), x) if needs_weight else None
             return None, dx, d_weight, grad.sum(0) if needs_bias else None
         if needs_x:
-            how = kept if needs_weight else backward
-            dx, moved = _aggregate.run(how, grad, None, loops, weight.t(), None)
+            dx, moved = (ready.both if needs_weight else ready.dx)(grad, weight.t())
         elif needs_weight:
-            moved, _ = _aggregate.run(backward, grad, None, loops, None, None)
+            moved, _ = ready.moved(grad)
         if needs_weight:
             assert moved is not None  # one of the two calls made it
-            assert isinstance(graph, Walks)
             of_bias = grad if needs_bias else None
-            d_weight, d_bias = _aggregate.linear_grad(graph.forward.plans, moved, x, of_bias, grad.dtype)
+            plans = ready.graph.forward.plans
+            d_weight, d_bias = _aggregate.linear_grad(plans, moved, x, of_bias, grad.dtype)
         elif needs_bias:
             d_bias = bias_gradient(grad)
         return None, dx, d_weight, d_bias

@@ -10,7 +10,7 @@ import torch
 import graphfuse
 from graphfuse.nn import _dispatch, gcn_conv
 from graphfuse.nn._dispatch import path_taken
-from graphfuse.ops import _aggregate
+from graphfuse.ops.gcn_layer import Sums
 from graphfuse.testing import GRAPHS
 from tests.nn._gat import few_edges
 from tests.nn.test_gcn_conv import first_loops, pair
@@ -107,8 +107,8 @@ def test_backward_keeps_no_sums_for_frozen_weights(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     """The gradient of x is A^T (g W); A^T g is for the weight's."""
-    ran, run = [], _aggregate.run
-    monkeypatch.setattr(_aggregate, "run", lambda how, *given: ran.append(how) or run(how, *given))
+    ran, call = [], Sums.__call__
+    monkeypatch.setattr(Sums, "__call__", lambda sums, *given: ran.append(sums.how) or call(sums, *given))
     layer, _ = pair(8, 4, device, torch.float32)
     for trained in (False, True):
         ran.clear()

@@ -1,0 +1,70 @@
+"""GCNConv as one Function: sums whose launch is at hand are those of the op, and so where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphfuse.kernels import launch, orders
+from graphfuse.nn import GCNConv
+from graphfuse.ops import _aggregate, gcn_layer
+from graphfuse.testing import GRAPHS
+
+CASES = ("plain", "rows are copied", "products follow", "strided", "off 16 bytes", "without bias", "wide")
+
+
+def numbers(layer: GCNConv, x: Tensor, edges: Tensor, grad: Tensor) -> list[Tensor]:
+    out = layer(x, edges)
+    given = [one for one in (x, *layer.parameters()) if one.requires_grad]
+    return [out.detach(), *torch.autograd.grad(out, given, grad)]
+
+
+@pytest.mark.parametrize("of_x", [True, False])
+@pytest.mark.parametrize("of_weight", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_the_op(
+    case: str, of_x: bool, of_weight: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    pytest.importorskip("triton")
+    edges, (num_nodes, _) = GRAPHS["ragged"](device)
+    in_dim, out_dim = (300, 5) if case == "wide" else (9, 5)
+    layer = GCNConv(in_dim, out_dim, bias=case != "without bias").to(device)
+    x, grad = torch.randn(num_nodes, in_dim, device=device), torch.randn(num_nodes, out_dim, device=device)
+    if case == "rows are copied":
+        monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+    if case == "products follow":
+        monkeypatch.setattr(orders, "gemm_order", lambda *_: orders.GemmOrder.AGGREGATE)
+    if case == "strided":
+        x, grad = torch.randn(num_nodes, in_dim + 2, device=device)[:, 1:-1], grad[:1].expand_as(grad)
+        layer.bias.data = torch.randn(2 * out_dim, device=device)[::2]
+        layer.lin.weight.data = torch.randn(in_dim, out_dim, device=device).t()
+    if case == "off 16 bytes":
+        memory = torch.randn(x.numel() + grad.numel() + 2, device=device)
+        x, grad = memory[1 : x.numel() + 1].view_as(x), memory[x.numel() + 2 :].view_as(grad)
+    x, layer.lin.weight.requires_grad = x.requires_grad_(of_x), of_weight
+    if not (of_x or of_weight or case != "without bias"):
+        return
+    found = [numbers(layer, x, edges, grad) for _ in range(2)]  # the second with a launch at hand
+    monkeypatch.setattr(gcn_layer, "runs_whole", lambda *_: False)
+    wanted = numbers(layer, x, edges, grad)
+    torch.testing.assert_close(found, [wanted, wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    pytest.importorskip("triton")
+    kernels, found = _aggregate.kernels(), list[Any]()
+    plan_of = kernels.plan_of
+    monkeypatch.setattr(kernels, "plan_of", lambda *given: found.append(given) or plan_of(*given))
+    edges, (num_nodes, _) = GRAPHS["ragged"](device)
+    layer, x = GCNConv(9, 5).to(device), torch.randn(num_nodes, 9, device=device, requires_grad=True)
+    for _ in range(3):
+        layer(x, edges).sum().backward()
+    # of the last the gradient is expanded, and has to be made contiguous
+    assert len(found) == 1 + 3
+    found.clear()
+    for _ in range(3):
+        layer(x, edges).square().sum().backward()
+    assert len(found) == 1  # backward's
