@@ -15,7 +15,7 @@ from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
-from graphfuse.kernels.norm_tiles import after_residual
+from graphfuse.kernels.norm_tiles import after_residual, store_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, rows_at
 
@@ -27,8 +27,8 @@ from graphfuse.kernels.tiles import after_previous, rows_at
 #             row_index of windows; x and what comes with it as the window kernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_merge_kernel(
-    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, x_ptr, offset_ptr,
-    weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, R_STRIDE: tl.constexpr, EPS: tl.constexpr,
+    out_ptr, sum_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, x_ptr,
+    offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, R_STRIDE: tl.constexpr, EPS: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
@@ -71,8 +71,10 @@ def _attention_merge_kernel(
     mask_row = (rows < num_rows) & (head < HEADS)
     store_softmax(softmax_ptr, offs_out, mask_row, top, total)
     at, mask = out_ptr + offs_out[:, None] * DIM + offs_dim[None, :], mask_row[:, None] & mask_dim
-    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, sum_ptr)
     out = after_residual(acc * norm, rows, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
+    offs_row, place = rows.to(tl.int64)[:, None], (head * DIM)[:, None] + offs_dim[None, :]
+    store_sum(residual, out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]
@@ -149,15 +151,15 @@ class Edges(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """What the result of one head is added to, and the norm of that, which takes the place of the result."""
+    """What the result is added to; of one head also a norm of that, which takes the place of the result."""
 
-    x: Tensor  # [num_rows, dim], contiguous features
-    offset: Tensor | None  # [dim], contiguous, as are the following
-    weight: Tensor
-    bias: Tensor
-    mean: Tensor | None  # batch norm's; layer norm takes each row's own
-    var: Tensor | None
-    eps: float
+    x: Tensor  # [num_rows, heads * dim], contiguous features
+    offset: Tensor | None = None  # [dim], contiguous, as are the following
+    weight: Tensor | None = None  # None: there is no norm, and the sum is returned beside the result
+    bias: Tensor | None = None
+    mean: Tensor | None = None  # batch norm's; layer norm takes each row's own
+    var: Tensor | None = None
+    eps: float = 0.0
 
 
 _NONE: tuple[None, ...] = (None,) * 6  # in place of a residual's tensors
@@ -187,7 +189,7 @@ def _plan(
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
-        rest = (num_tasks, w.num_rows, w.split, *strides, heads, dim, edge_dim, config.rows)
+        rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
         main = Launch(attention_row_kernel, programs, config.warps, graph, rest, groups=groups)
@@ -238,7 +240,7 @@ def attention_fwd(
     plan: Plan | None = None,
     residual: Residual | None = None,
     keep_softmax: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Launches the kernels over ``structure``; operands are checked by :mod:`graphfuse.ops`.
 
     Args:
@@ -251,12 +253,13 @@ def attention_fwd(
         edges: Numbers of edges.
         shape: What to prepare for.
         plan: That of :func:`forward_plan`, if it is at hand.
-        residual: In inference, of one head and windows without edges' numbers.
+        residual: Without edges' numbers; a norm in inference alone, of one head and windows.
         keep_softmax: Whether there will be a backward pass.
 
     Returns:
         The output, of the shape of ``q``; maximum and sum of the softmax, ``[num_rows, heads, 2]``, or None;
-        the weighted sums of ``edges.attr``, ``[num_rows, heads, edge_dim]``, or nothing, ``[0]``.
+        the weighted sums of ``edges.attr``, ``[num_rows, heads, edge_dim]``, or nothing, ``[0]``; the output
+        plus ``residual.x``, where there is no norm, or None.
     """
     index = q.get_device()
     if index >= 0 and index != current_device():
@@ -269,8 +272,9 @@ def attention_fwd(
     out = q.new_empty(*q.shape)
     softmax = q.new_empty(w.num_rows, shape.heads, 2, dtype=acc) if keep_softmax else None
     edge_sum = q.new_empty(*((0,) if edges is None else (w.num_rows, shape.heads, shape.edge_dim)))
+    total = q.new_empty(*q.shape) if residual is not None and residual.weight is None else None
     if out.numel() == 0:
-        return out, softmax, edge_sum
+        return out, softmax, edge_sum, total
     if plan is None:
         plan = forward_plan(structure, q, k, v, key_scale, edges, shape, residual, keep_softmax)
     partial = slots = None
@@ -278,14 +282,14 @@ def attention_fwd(
         rows = w.num_slots * w.height
         partial = q.new_empty(rows, shape.heads * (shape.dim + shape.edge_dim), dtype=acc)
         slots = q.new_empty(rows, shape.heads, 2, dtype=acc)
-    outputs: tuple[Tensor | None, ...] = (out, softmax, partial, slots)
+    outputs: tuple[Tensor | None, ...] = (out, total, softmax, partial, slots)
     more: tuple[Tensor | None, ...] = _NONE if residual is None else residual[:6]
     operands: tuple[Tensor | None, ...] = (q, k, v, key_scale, seed, *more)
     written = None if edges is None else edge_sum
     if w.row_mask is None:
-        outputs = (out, softmax, written, partial, slots)
-        operands = (q, k, v, key_scale, *(edges or (None, None)), seed)
+        outputs = (out, total, softmax, written, partial, slots)
+        operands = (q, k, v, key_scale, *(edges or (None, None)), seed, more[0])
     plan.main(outputs, operands, aligned(*operands), index)
     if plan.merge is not None:
-        plan.merge((out, softmax, written, partial, slots), more, aligned(*more), index)
-    return out, softmax, edge_sum
+        plan.merge((out, total, softmax, written, partial, slots), more, aligned(*more), index)
+    return out, softmax, edge_sum, total

@@ -18,6 +18,7 @@ from graphfuse.kernels.attention_tiles import (
     store_softmax,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.norm_tiles import store_sum
 from graphfuse.kernels.row_tiles import columns_of_step, first_columns
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -41,10 +42,10 @@ from graphfuse.kernels.tiles import (
 #   order     edges of a place left to right, then places, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
 def attention_row_kernel(
-    out_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr,
-    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
-    q_ptr, k_ptr, v_ptr, key_scale_ptr, edge_query_ptr, edge_attr_ptr, seed_ptr, num_tasks, num_rows, split,
-    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
+    out_ptr, sum_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr,
+    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr,
+    edge_query_ptr, edge_attr_ptr, seed_ptr, x_ptr, num_tasks, num_rows, split, Q_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, R_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -149,8 +150,10 @@ def attention_row_kernel(
             return
     norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
     store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
-    out = (acc * norm).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out, mask=mask)
+    out = acc * norm
+    residual = (x_ptr, None, None, None, None, None, sum_ptr)
+    store_sum(residual, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
+    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out.to(out_ptr.dtype.element_ty), mask=mask)
     if edge_attr_ptr is not None:
         edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
         tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)

@@ -30,7 +30,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.norm_tiles import after_residual
+from graphfuse.kernels.norm_tiles import after_residual, store_sum
 from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 
 # The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
@@ -227,9 +227,9 @@ def store_row(
         store_softmax(softmax_ptr, offs + head, (row < num_rows) & (head < HEADS), top, total)
         mask = (own & (row < num_rows))[None, :]
         out = after_residual(out[None, :], row, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
-        out = out.reshape(acc.shape)
-        at = out_ptr + offs * DIM + offs_dim
-        tl.store(at, out.to(out_ptr.dtype.element_ty), mask=own & (row < num_rows))
+        place = offs_dim[None, :]
+        store_sum(residual, out, row.to(tl.int64)[:, None], place, mask, R_STRIDE, HEADS * DIM)
+        tl.store(out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -260,6 +260,9 @@ def store_group(
         at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
         mask_out = (rows < num_rows)[:, None] & mask_dim[None, :]
         out = after_residual(out, rows, offs_dim, mask_out, residual, R_STRIDE, DIM, EPS, ACC)
+        store_sum(
+            residual, out, rows.to(tl.int64)[:, None], offs_dim[None, :], mask_out, R_STRIDE, HEADS * DIM
+        )
         tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out)
 
 
@@ -269,9 +272,10 @@ def store_group(
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM], of whose rows a group is one piece;
 #             tasks, row_index, column, row_mask; ptr with LOOPS, copies and seed with DROPOUT. With key_scale
 #             ACC [num_cols, HEADS] the rows of k are the values and, multiplied with it, the keys: one row is
-#             gathered, not two. With x [num_rows, DIM], of one head, the norm of x and the result takes the
-#             place of that: offset, weight, bias, mean and var, see `after_residual`
-#   writes    out [num_rows, HEADS, DIM]; for backward softmax ACC [num_rows, HEADS, 2]: maximum and sum,
+#             gathered, not two. With a norm the norm of x [num_rows, DIM] and the result, of one head, takes
+#             the place of that: offset, weight, bias, mean and var, see `after_residual`
+#   writes    out [num_rows, HEADS, DIM]; sum, likewise, if it is there: out + x [num_rows, HEADS, DIM]; for
+#             backward softmax ACC [num_rows, HEADS, 2]: maximum and sum,
 #             (0, 0) where no edge; slices of a cut window write both and acc to their slot
 #   on chip   top, total ACC [GROUP * 16]: running maximum (an exponent of 2) and sum; q [GROUP, 16,
 #             BLOCK_DIM]; acc ACC, flat: [GROUP * 16, GROUP * BLOCK_DIM], of which a head's own features are
@@ -279,11 +283,11 @@ def store_group(
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_window_kernel(
-    out_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr,
-    var_ptr, num_rows, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr,
-    R_STRIDE: tl.constexpr, EPS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    out_ptr, sum_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
+    row_mask_ptr, copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, x_ptr, offset_ptr, weight_ptr,
+    bias_ptr, mean_ptr, var_ptr, num_rows, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr, R_STRIDE: tl.constexpr, EPS: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -334,7 +338,7 @@ def attention_window_kernel(
     top = flat(none_at_all(top), GROUP)
     acc = own_of_flat(acc, GROUP)
     # -inf + NaN and 0 * NaN are NaN: a NaN or Inf in one node would reach all 16 rows of its window
-    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, sum_ptr)
     if finite(acc):
         store_group(
             out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, row_index_ptr, window, slot, num_rows,

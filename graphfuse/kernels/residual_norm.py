@@ -30,7 +30,7 @@ def _residual_norm_kernel(
     mask = (rows < num_rows)[:, None] & (offs_dim < DIM)[None, :]
     offs_row, offs = rows.to(tl.int64)[:, None], offs_dim[None, :]
     y = tl.load(y_ptr + offs_row * y_stride + offs, mask=mask, other=0.0).to(ACC)
-    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr)
+    residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, None)
     out = after_residual(y, rows, offs_dim, mask, residual, x_stride, DIM, EPS, ACC)
     tl.store(out_ptr + offs_row * DIM + offs, out.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from graphfuse.formats import RowWindows
 from graphfuse.ops import _aggregate, _check, columns
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import for_gradient, is_batched, runs_directly
+
+_MOST = 4  # maps whose parameters one kernel stacks
 
 
 def runs_whole(x: Tensor, numel: int, *parameters: Tensor) -> bool:
@@ -60,18 +63,37 @@ def projected(windows: RowWindows, features: Features, maps: Maps) -> tuple[Tens
 
     Of a sparse matrix there are none: a gradient of it is all they would be for.
     """
-    (x, entries), bias = features, _stacked(maps.biases) if maps.biases else None
+    x, entries = features
+    weight, bias = _stacked(maps, turned=entries is not None)
     if entries is not None:
-        columns_of_weights = torch.cat([weight.t() for weight in maps.weights], 1)
-        return _aggregate.run(_sum_of(entries, x.dtype), columns_of_weights, x, None, None, bias)[0], None
-    weight = _stacked(maps.weights)
+        return _aggregate.run(_sum_of(entries, x.dtype), weight, x, None, None, bias)[0], None
     if bias is None:
         return _aggregate.linear(_plans(windows), x, weight), weight
     return F.linear(x, weight, bias), weight
 
 
-def _stacked(parameters: Sequence[Tensor]) -> Tensor:
-    return parameters[0] if len(parameters) == 1 else torch.cat(tuple(parameters))
+def _stacked(maps: Maps, turned: bool) -> tuple[Tensor, Tensor | None]:
+    # weights one below the other or, turned, their columns side by side; biases one behind the other
+    weights, biases = maps
+    if (
+        1 < len(weights) <= _MOST
+        and weights[0].numel() > 0
+        and all([one.is_contiguous() for one in (*weights, *biases)])
+    ):
+        found: tuple[Tensor, Tensor | None] = _launcher()(weights, biases, turned)
+        return found
+    if turned:
+        weights = [weight.t() for weight in weights]
+    weight = weights[0] if len(weights) == 1 else torch.cat(tuple(weights), int(turned))
+    bias = biases[0] if len(biases) == 1 else torch.cat(tuple(biases)) if biases else None
+    return weight, bias
+
+
+@functools.cache
+def _launcher() -> Any:
+    from graphfuse.kernels.stacked import stacked  # imports triton
+
+    return stacked
 
 
 def _sum_of(entries: RowWindows, dtype: torch.dtype) -> Aggregation:

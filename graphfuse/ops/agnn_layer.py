@@ -45,7 +45,7 @@ class AgnnLayer(torch.autograd.Function):
         query, inverse = unit_rows.scaled(x, beta, unit_rows.least_length(x.dtype))
         # the rows of x serve as keys and as values, and are read once
         given = attention.Operands(query, x, x, None, None, None, inverse.unsqueeze(1))
-        ctx.ready, results = attention_forward(windows, how, (1, x.size(1)), given)
+        ctx.ready, results, _ = attention_forward(windows, how, (1, x.size(1)), given)
         ctx.save_for_backward(beta, query, x, given.key_scale, *results)
         # a copy: backward needs the result, which whoever gets it may change in place
         return results[0].clone()

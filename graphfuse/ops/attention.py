@@ -242,7 +242,7 @@ def run_forward(w: Walks, how: How, given: Operands, keep_softmax: bool = True) 
     qkv, edges, shape = _prepared(w.forward, how, given)
     structure = structure_of(w.forward, w.edges, how.dropout)
     fwd = launchers()[0].attention_fwd
-    out, softmax, edge_sum = fwd(structure, *qkv, given.seed, edges, shape, keep_softmax=keep_softmax)
+    out, softmax, edge_sum, _ = fwd(structure, *qkv, given.seed, edges, shape, keep_softmax=keep_softmax)
     return narrowed(out, given.q), out.new_empty(0) if softmax is None else softmax, edge_sum
 
 

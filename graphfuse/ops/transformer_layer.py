@@ -63,12 +63,12 @@ class TransformerLayer(torch.autograd.Function):
         given = attention.Operands(query, key, value, seed, None, None, None)
         dim = width // heads
         how = attention.How(dim**-0.5, dropout, False)
-        ctx.ready, results = attention_forward(windows, how, (heads, dim), given)
+        ctx.ready, results, out = attention_forward(windows, how, (heads, dim), given, skip)
+        assert out is not None
         ctx.windows, ctx.entries, ctx.biased = windows, entries, len(parameters) > _PARTS
         _, _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         kept = (x if any(needs[:_PARTS]) else None, weight if needs_x else None)
         ctx.save_for_backward(*kept, *given, *results)
-        out: Tensor = results[0] + skip
         return out
 
     @staticmethod

@@ -47,6 +47,7 @@ from tests.kernels.aot_nodes import (
     linear_map,
     normalised,
     normed_residual,
+    stacked_parameters,
     terms_of_nodes,
 )
 from tests.kernels.aot_sums import aggregation, sampled_product
@@ -65,7 +66,8 @@ INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "ed
 }
 SIDES = ("own", "own_value", "other", "other_value")
 COUNTS = ("tasks", "rows", "loops", "merges", "grads", "splits", "slices")
-NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), "length", "split", "weight_stride_out"), "i32")
+PASSED = ("length", "split", "weight_stride_out", "width", "dim")
+NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), *PASSED), "i32")
 STRIDED = (*("x", "y", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
 ROW_STRIDES = tuple(
@@ -202,6 +204,17 @@ def normed_attention(dim: int) -> Iterator[Case]:
                 name = case.name.replace("[", f"[{norm}-", 1)
                 operands = case.operands | more | numbers
                 yield without_softmax(case._replace(name=name, operands=operands, constants=constants))
+
+
+def attention_plus_rows() -> Iterator[Case]:
+    """Forward kernels of attention that return its sum with other rows beside it, and what joins slices."""
+    for dtype, heads, dim in (("fp32", 8, 8), ("fp16", 4, 32)):
+        more = dict.fromkeys(("x_ptr", "sum_ptr"), f"*{dtype}")
+        for case in (*sparse_attention(dtype, heads, dim), *joined_slices(dtype, heads, dim)):
+            if "_bwd_" not in case.name and "_additive_" not in case.name:
+                constants = case.constants | {"R_STRIDE": 4 * heads * dim, "EPS": 0.0}
+                name, operands = case.name.replace("[", "[sum-", 1), case.operands | more
+                yield case._replace(name=name, operands=operands, constants=constants)
 
 
 def without_softmax(case: Case) -> Case:
@@ -345,6 +358,7 @@ def cases() -> Iterator[Case]:
             yield from sparse_attention(dtype, heads, dim, edge_dim)
         for left, right in ((1, 1), (7, 16), (64, 1433)):
             yield from linear_map(dtype, left, right)
+        yield from stacked_parameters(dtype)
         for dim in (1, 64, 602, 2048, 4096):
             yield from gated_skip(dtype, dim)
             yield from columns_of(dtype, dim)
@@ -356,6 +370,7 @@ def cases() -> Iterator[Case]:
             yield from copied_and_summed(dtype, heads, dim)
     for dim in (64, 256):
         yield from normed_attention(dim)
+    yield from attention_plus_rows()
     yield from inference()
     yield from terms_of_float32()
     yield from reordered()

@@ -21,6 +21,7 @@ from graphfuse.kernels import (
     linear,
     logits,
     residual_norm,
+    stacked,
     unit_rows,
 )
 
@@ -138,6 +139,16 @@ def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
     for kernel in (gate._gate_kernel, gate._gate_bwd_kernel):
         yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+
+
+def stacked_parameters(dtype: str) -> Iterator[Case]:
+    kernel, order = stacked._stacked_kernel, ("first", "second", "third", "fourth")
+    for maps, turned in ((2, False), (4, True)):
+        tensors = ("weight_ptr", "bias_ptr", *(f"{nth}_ptr" for nth in order[:maps]))
+        operands = dict.fromkeys((*tensors, *(f"{nth}_bias_ptr" for nth in order[:maps])), f"*{dtype}")
+        missing = [f"{nth}{kind}_ptr" for nth in order[maps:] for kind in ("", "_bias")]
+        constants = dict.fromkeys(missing) | {"MAPS": maps, "TURNED": turned, "BLOCK": stacked._BLOCK}
+        yield Case(f"{kernel.__name__}[{dtype}-{maps}-{turned}]", kernel, operands, constants, 4)
 
 
 def columns_of(dtype: str, dim: int) -> Iterator[Case]:
