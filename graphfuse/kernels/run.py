@@ -135,14 +135,14 @@ class Launch:
 
 
 def _launcher_of(kernel: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    # What launches a compiled kernel, what tells the stream, and the arguments from the stream to the first
-    # of the kernel's own; of the three at their end, after what a launch hook would be told, two are hooks.
+    # What launches a compiled kernel, what tells the stream, and the arguments between that and the kernel's
+    # own: they end with what launch hooks would be told and two of these.
     stream_of = triton.runtime.driver.active.get_current_stream
     run, hooks = kernel.run, (kernel.packed_metadata, None, None, None)
     scratch = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     if not _CALLS_C or HIP or scratch != [0, 0]:
         return run, stream_of, (kernel.function, *hooks)
-    # what `run` does in Python, a quarter of the launch, is to allocate memory that this kernel has none of
+    # all that `run` does in Python, a quarter of a launch, is to allocate memory, of which this kernel has none
     return (
         run.launch,
         stream_of,

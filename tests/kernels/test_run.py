@@ -128,7 +128,7 @@ def test_each_alignment_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_launches_a_kernel(
     known: bool, scratch: int | None, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The C function of Triton's launcher, where its arguments are known and there is no memory to allocate."""
+    """The C function of Triton's launcher, where its arguments are known and it has no memory to allocate."""
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=None))
     monkeypatch.setattr(run, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=driver)))
     monkeypatch.setattr(run, "_CALLS_C", known)
