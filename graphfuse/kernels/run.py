@@ -142,7 +142,7 @@ def _launcher_of(kernel: Any) -> tuple[Any, Any, tuple[Any, ...]]:
     scratch = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     if not _CALLS_C or HIP or scratch != [0, 0]:
         return run, stream_of, (kernel.function, *hooks)
-    # all that `run` does in Python, a quarter of a launch, is to allocate memory, of which this kernel has none
+    # all that `run` does in Python, a quarter of a launch, is to allocate memory: this kernel has none
     return (
         run.launch,
         stream_of,
