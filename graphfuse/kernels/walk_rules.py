@@ -29,7 +29,7 @@ def prefers_rows(
         num_entries: What windows read of them.
         dim: Features of a row as it is gathered.
         dtype: Of the features.
-        fused: Whether a product may follow in the same kernel, which is for windows.
+        fused: Whether a product that widens the sums may follow in the same kernel, which is for windows.
     """
     if num_rows < FULL and dim <= 16:
         return True

@@ -81,9 +81,10 @@ def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     # forward or backward, the narrow side is gathered
     gathered, fused = x.size(1), False
     if weight is not None:
-        (out_dim, dim), size = weight.shape, x.element_size()
+        out_dim, dim = weight.shape
         gathered = min(dim, out_dim)
-        fused = orders.can_fuse(dim, out_dim, size) or orders.can_fuse(out_dim, dim, size)
+        # what that saves is passing the wide side through memory; else a product costs no more beside rows
+        fused = dim < out_dim and orders.can_fuse(dim, out_dim, x.element_size())
     return launch.prefers_rows(*sizes, gathered, x.dtype, fused), False
 
 
@@ -131,7 +132,7 @@ def order_of(how: Aggregation, dim: int, out_dim: int, dtype: torch.dtype, biase
     assert isinstance(how.graph, Walks)
     w = how.graph.forward
     sizes = (w.num_entries, w.num_cols, dim, out_dim, dtype.itemsize)
-    return orders.gemm_order(*sizes, biased + how.relu, how.keep_aggregate)
+    return orders.gemm_order(*sizes, biased + how.relu, how.keep_aggregate, w.row_mask is None)
 
 
 @functools.cache

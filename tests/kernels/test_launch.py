@@ -84,7 +84,7 @@ def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> Non
 def test_products_are_ordered_as_was_fastest(
     size: int, dim: int, out_dim: int, passes: int, keep: bool, order: str
 ) -> None:
-    assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep).name == order
+    assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep, False).name == order
 
 
 @pytest.mark.parametrize("load", [load for load in launch.Load if load is not launch.Load.TINY], ids=str)
@@ -105,11 +105,26 @@ def test_rows_that_start_anywhere_are_told_no_bound(load: launch.Load, dropout: 
         assert (row.registers, row.warps) == (most, 1)
 
 
+def test_products_stay_out_of_row_kernels_of_many_rows() -> None:
+    """Each row reads all of W (results/nvidia-h200/gemm_by_rows.md): on github, and on Cora."""
+    for dim, out_dim, keep, order in (
+        (64, 64, False, "PROJECT"),
+        (64, 64, True, "AGGREGATE"),
+        (64, 128, False, "AGGREGATE"),
+    ):
+        windows, rows = [
+            orders.gemm_order(546_439, 37_700, dim, out_dim, 4, 0, keep, by_rows).name
+            for by_rows in (False, True)
+        ]
+        assert (windows, rows) == ("FUSED", order)
+    assert orders.gemm_order(9_583, 2_708, 16, 7, 4, 0, False, True).name == "FUSED"
+
+
 def test_no_launch_fuses_what_does_not_fit() -> None:
     for size, (widest, widest_out) in orders.MAX_FUSED.items():
         assert orders.can_fuse(widest, widest_out, size)
         for dim, out_dim in ((widest + 1, widest_out), (widest, widest_out + 1)):
-            order = orders.gemm_order(1000, 1000, dim, out_dim, size, 0, False)
+            order = orders.gemm_order(1000, 1000, dim, out_dim, size, 0, False, False)
             assert not orders.can_fuse(dim, out_dim, size) and order is not orders.GemmOrder.FUSED
 
 
