@@ -103,9 +103,11 @@ class Launch:
         found = self._compiled.get(places)
         if found is not None:
             _, launch, stream_of, compiled = found
+            # written out, as a call of `addresses` takes as long as a list of four
             launch(
                 *self._grid, 1, stream_of(index), *compiled,
-                *addresses(outputs), *self._addresses, *addresses(operands), *self._rest,
+                *[None if tensor is None else tensor.data_ptr() for tensor in outputs], *self._addresses,
+                *[None if tensor is None else tensor.data_ptr() for tensor in operands], *self._rest,
             )  # fmt: skip
             return
         arguments = (*outputs, *self._structure, *operands, *self._rest)
