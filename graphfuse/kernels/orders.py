@@ -46,7 +46,7 @@ def is_narrow(num_rows: int, dim: int, out_dim: int) -> bool:
 
 @functools.cache
 def gemm_order(
-    num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, passes: int, keep: bool, by_rows: bool
+    num_entries: int, num_rows: int, dim: int, out_dim: int, size: int, passes: int, by_rows: bool, keep: bool
 ) -> GemmOrder:
     """Order of A X W^T by an estimate of bytes moved.
 
@@ -61,8 +61,8 @@ def gemm_order(
         out_dim: Rows of W.
         size: Bytes of an element.
         passes: Over the result of a product afterwards, for bias and ReLU.
-        keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
         by_rows: Whether rows are walked, not windows of 16.
+        keep: Whether A X is wanted too, which rules out :attr:`GemmOrder.PROJECT`.
     """
     if dim == 0 or out_dim == 0:
         return GemmOrder.AGGREGATE  # no kernel knows how to do nothing

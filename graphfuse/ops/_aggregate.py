@@ -132,7 +132,7 @@ def order_of(how: Aggregation, dim: int, out_dim: int, dtype: torch.dtype, biase
     assert isinstance(how.graph, Walks)
     w = how.graph.forward
     sizes = (w.num_entries, w.num_cols, dim, out_dim, dtype.itemsize)
-    return orders.gemm_order(*sizes, biased + how.relu, how.keep_aggregate, w.row_mask is None)
+    return orders.gemm_order(*sizes, biased + how.relu, w.row_mask is None, how.keep_aggregate)
 
 
 @functools.cache

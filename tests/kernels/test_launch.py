@@ -84,7 +84,7 @@ def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> Non
 def test_products_are_ordered_as_was_fastest(
     size: int, dim: int, out_dim: int, passes: int, keep: bool, order: str
 ) -> None:
-    assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, keep, False).name == order
+    assert orders.gemm_order(1_341_115, 81_306, dim, out_dim, size, passes, False, keep).name == order
 
 
 @pytest.mark.parametrize("load", [load for load in launch.Load if load is not launch.Load.TINY], ids=str)
@@ -113,11 +113,11 @@ def test_products_stay_out_of_row_kernels_of_many_rows() -> None:
         (64, 128, False, "AGGREGATE"),
     ):
         windows, rows = [
-            orders.gemm_order(546_439, 37_700, dim, out_dim, 4, 0, keep, by_rows).name
+            orders.gemm_order(546_439, 37_700, dim, out_dim, 4, 0, by_rows, keep).name
             for by_rows in (False, True)
         ]
         assert (windows, rows) == ("FUSED", order)
-    assert orders.gemm_order(9_583, 2_708, 16, 7, 4, 0, False, True).name == "FUSED"
+    assert orders.gemm_order(9_583, 2_708, 16, 7, 4, 0, True, False).name == "FUSED"
 
 
 def test_no_launch_fuses_what_does_not_fit() -> None:

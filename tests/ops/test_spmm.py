@@ -124,7 +124,7 @@ def test_gemm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def gemm_order(*args: Any) -> orders.GemmOrder:
-        *_, keep, _ = args
+        keep = args[-1]
         return orders.GemmOrder.AGGREGATE if keep and order is orders.GemmOrder.PROJECT else order
 
     monkeypatch.setattr(orders, "gemm_order", gemm_order)
