@@ -8,12 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphfuse import RowWindows
 from graphfuse.kernels import launch, orders
 from graphfuse.nn import GCNConv
 from graphfuse.ops import _aggregate, gcn_layer
 from graphfuse.testing import GRAPHS
 
-CASES = ("plain", "rows are copied", "products follow", "strided", "off 16 bytes", "without bias", "wide")
+CASES = (
+    "plain",
+    "rows are copied",
+    "products follow",
+    "strided",
+    "strided bias",
+    "off 16 bytes",
+    "without bias",
+)
+CASES += ("wide",)
 
 
 def numbers(layer: GCNConv, x: Tensor, edges: Tensor, grad: Tensor) -> list[Tensor]:
@@ -39,8 +49,8 @@ def test_the_numbers_are_those_of_the_op(
         monkeypatch.setattr(orders, "gemm_order", lambda *_: orders.GemmOrder.AGGREGATE)
     if case == "strided":
         x, grad = torch.randn(num_nodes, in_dim + 2, device=device)[:, 1:-1], grad[:1].expand_as(grad)
+    if case.startswith("strided"):
         layer.bias.data = torch.randn(2 * out_dim, device=device)[::2]
-        layer.lin.weight.data = torch.randn(in_dim, out_dim, device=device).t()
     if case == "off 16 bytes":
         memory = torch.randn(x.numel() + grad.numel() + 2, device=device)
         x, grad = memory[1 : x.numel() + 1].view_as(x), memory[x.numel() + 2 :].view_as(grad)
@@ -51,6 +61,31 @@ def test_the_numbers_are_those_of_the_op(
     monkeypatch.setattr(gcn_layer, "runs_whole", lambda *_: False)
     wanted = numbers(layer, x, edges, grad)
     torch.testing.assert_close(found, [wanted, wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_of_other_strides_finds_another_launch(device: torch.device) -> None:
+    pytest.importorskip("triton")
+    edges, (num_nodes, _) = GRAPHS["ragged"](device)
+    layer, x = GCNConv(9, 5).to(device), torch.randn(num_nodes, 9, device=device, requires_grad=True)
+    grad = torch.randn(num_nodes, 5, device=device)
+    wanted = numbers(layer, x, edges, grad)
+    layer.lin.weight.data = layer.lin.weight.data.t().contiguous().t()
+    torch.testing.assert_close(numbers(layer, x, edges, grad), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reason", ["rows are copied", "a product follows"])
+def test_where_no_launch_is_at_hand(
+    reason: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    pytest.importorskip("triton")
+    edges, (num_nodes, _) = GRAPHS["ragged"](device)
+    if reason == "rows are copied":
+        monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+    walks = RowWindows.from_edge_index(edges, (num_nodes, num_nodes)).walks(False, False)
+    how = _aggregate.Aggregation(walks, None, None, False, False, torch.float32)
+    sums = gcn_layer.Sums(how, None, 5, 300 if reason == "a product follows" else None)
+    assert sums.plan is False
+    assert gcn_layer.Sums(how, None, 5, 9).plan is (False if reason == "rows are copied" else None)
 
 
 def test_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
