@@ -16,7 +16,7 @@ from torch import Tensor
 from graphfuse.kernels.run import Launch, aligned, current_device
 from graphfuse.kernels.tiles import after_previous
 
-MOST = 4  # maps
+MOST = 4  # maps at a time
 _BLOCK = 32  # rows and columns of a tile
 
 

@@ -15,8 +15,6 @@ from graphfuse.ops import _aggregate, _check, columns
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import for_gradient, is_batched, runs_directly
 
-_MOST = 4  # maps whose parameters one kernel stacks
-
 
 def runs_whole(x: Tensor, numel: int, *parameters: Tensor) -> bool:
     """Whether a layer on ``x`` may be one Function: its tensors are plain and small, and autograd records.
@@ -76,11 +74,11 @@ def _stacked(maps: Maps, turned: bool) -> tuple[Tensor, Tensor | None]:
     # weights one below the other or, turned, their columns side by side; biases one behind the other
     weights, biases = maps
     if (
-        1 < len(weights) <= _MOST
+        1 < len(weights) <= _kernels().MOST
         and weights[0].numel() > 0
         and all([one.is_contiguous() for one in (*weights, *biases)])
     ):
-        found: tuple[Tensor, Tensor | None] = _launcher()(weights, biases, turned)
+        found: tuple[Tensor, Tensor | None] = _kernels().stacked(weights, biases, turned)
         return found
     if turned:
         weights = [weight.t() for weight in weights]
@@ -90,8 +88,8 @@ def _stacked(maps: Maps, turned: bool) -> tuple[Tensor, Tensor | None]:
 
 
 @functools.cache
-def _launcher() -> Any:
-    from graphfuse.kernels.stacked import stacked  # imports triton
+def _kernels() -> Any:
+    from graphfuse.kernels import stacked  # imports triton
 
     return stacked
 

@@ -29,27 +29,26 @@ class Sums:
         out_dim: Columns of the product with a weight; ``None`` without one.
     """
 
-    __slots__ = ("how", "loop_weight", "order", "plan", "scales", "walk")
+    __slots__ = ("direct", "how", "loop_weight", "order", "plan", "scales", "walk")
 
     def __init__(self, how: Aggregation, loop_weight: Tensor | None, dim: int, out_dim: int | None) -> None:
         assert isinstance(how.graph, Walks)
         self.how, self.loop_weight, self.walk = how, loop_weight, how.graph.forward
         # a bias counts where a product follows the kernels, and that of a layer precedes them
         self.order = None if out_dim is None else _aggregate.order_of(how, dim, out_dim, how.out_dtype, False)
-        self.plan: Any = None
+        self.plan: Any = None  # found when it is first asked for
         w, kernels = self.walk, _aggregate.kernels()
         self.scales = kernels.Scales(None, loop_weight, how.row_scale, how.col_scale)
         # else rows are copied first, or a product follows the kernels
-        direct = not launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
-        if self.order is GemmOrder.AGGREGATE or not (direct and kernels.aligned(*self.scales)):
-            self.plan = False
+        copied = launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
+        self.direct = not copied and self.order is not GemmOrder.AGGREGATE and kernels.aligned(*self.scales)
 
     def __call__(
         self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See :func:`._aggregate.run`; strides and presence of operands never change."""
         how, kernels = self.how, _aggregate.kernels()
-        if self.plan is False or not x.is_contiguous():
+        if not (self.direct and x.is_contiguous()):
             return _aggregate.run(how, x, None, self.loop_weight, weight, bias)
         if weight is not None and self.order is GemmOrder.PROJECT:
             x, weight = _aggregate.linear(self.walk.plans, x, weight), None

@@ -62,10 +62,9 @@ def test_a_layer_stacks_its_parameters_by_one_launch(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     pytest.importorskip("triton")
-    stacked, launched = _whole._launcher(), list[bool]()
-    monkeypatch.setattr(
-        _whole, "_launcher", lambda: lambda *given: launched.append(given[2]) or stacked(*given)
-    )
+    kernels, launched = _whole._kernels(), list[bool]()
+    stacked = kernels.stacked
+    monkeypatch.setattr(kernels, "stacked", lambda *given: launched.append(given[2]) or stacked(*given))
     layer = TransformerConv(6, 4, heads=2).to(device)
     x = torch.randn(7, 6, device=device)
     edges = torch.tensor([[0, 1, 2, 6], [1, 2, 2, 0]], device=device)

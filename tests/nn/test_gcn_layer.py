@@ -84,8 +84,8 @@ def test_where_no_launch_is_at_hand(
     walks = RowWindows.from_edge_index(edges, (num_nodes, num_nodes)).walks(False, False)
     how = _aggregate.Aggregation(walks, None, None, False, False, torch.float32)
     sums = gcn_layer.Sums(how, None, 5, 300 if reason == "a product follows" else None)
-    assert sums.plan is False
-    assert gcn_layer.Sums(how, None, 5, 9).plan is (False if reason == "rows are copied" else None)
+    assert not sums.direct
+    assert gcn_layer.Sums(how, None, 5, 9).direct == (reason != "rows are copied")
 
 
 def test_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
