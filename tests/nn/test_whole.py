@@ -88,8 +88,9 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
     wanted, wanted_grads = run(layer, x)
     assert not named_nodes(wanted).endswith("LayerBackward")
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # another kernel may take its product
-    # some gradients are 0 but for rounding, as that of the keys' bias
-    torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-5)
+    # some gradients are 0 but for rounding, as that of the keys' bias, and a GPU adds in another order
+    atol = 1e-5 if x.is_cuda else 1e-6
+    torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=atol)
 
 
 SPARSE = [name for name in LAYERS if name.startswith(("GAT", "Transformer"))]
@@ -165,7 +166,8 @@ def test_rows_that_are_copied_before_they_are_gathered(
     wanted = run(layer, x, EDGES.roll(1, 1))
     monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
     found = run(layer, x, EDGES.roll(2, 1))  # equal edges would find what was prepared
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)  # sums are in another order on a GPU
+    atol = 1e-4 if x.is_cuda else 2e-5  # sums are in another order on a GPU
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=atol)
 
 
 _JOINED = [name for name in LAYERS if name.startswith("TransformerConv")] + ["GATConv", "GATv2Conv"]
