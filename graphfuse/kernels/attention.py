@@ -74,7 +74,7 @@ def _attention_merge_kernel(
     residual = (x_ptr, offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, sum_ptr)
     out = after_residual(acc * norm, rows, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
     offs_row, place = rows.to(tl.int64)[:, None], (head * DIM)[:, None] + offs_dim[None, :]
-    store_sum(residual, out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
+    store_sum(sum_ptr, x_ptr, out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]

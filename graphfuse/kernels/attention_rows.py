@@ -35,7 +35,7 @@ from graphfuse.kernels.tiles import (
 #             for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     q [num_rows, HEADS, DIM]; k, v [num_cols, HEADS, DIM]; ptr, tasks, column; edge_query [num_rows,
 #             HEADS, EDGE_DIM]; edge_attr [num_edges, EDGE_DIM], in the caller's order: edge_perm. With
-#             key_scale ACC [num_cols, HEADS] k serves as v, and multiplied with it as keys
+#             key_scale ACC [num_cols, HEADS] k serves as v, and multiplied with it as keys; x for `sum`
 #   writes    as the window kernel, and edge_sum [num_rows, HEADS, EDGE_DIM]; of a slice both sums to its slot
 #   on chip   top, total ACC [EDGES, BLOCK_HEADS]; acc ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], edge_acc likewise:
 #             each place of a step keeps a softmax of its own, so that no edge waits for another
@@ -151,8 +151,7 @@ def attention_row_kernel(
     norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
     store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
     out = acc * norm
-    residual = (x_ptr, None, None, None, None, None, sum_ptr)
-    store_sum(residual, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
+    store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
     tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out.to(out_ptr.dtype.element_ty), mask=mask)
     if edge_attr_ptr is not None:
         edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)

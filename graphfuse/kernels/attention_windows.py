@@ -228,7 +228,8 @@ def store_row(
         mask = (own & (row < num_rows))[None, :]
         out = after_residual(out[None, :], row, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
         place = offs_dim[None, :]
-        store_sum(residual, out, row.to(tl.int64)[:, None], place, mask, R_STRIDE, HEADS * DIM)
+        offs_row, sum_ptr = row.to(tl.int64)[:, None], residual[6]
+        store_sum(sum_ptr, residual[0], out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
         tl.store(out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -261,8 +262,9 @@ def store_group(
         mask_out = (rows < num_rows)[:, None] & mask_dim[None, :]
         out = after_residual(out, rows, offs_dim, mask_out, residual, R_STRIDE, DIM, EPS, ACC)
         store_sum(
-            residual, out, rows.to(tl.int64)[:, None], offs_dim[None, :], mask_out, R_STRIDE, HEADS * DIM
-        )
+            residual[6], residual[0], out, rows.to(tl.int64)[:, None], offs_dim[None, :], mask_out, R_STRIDE,
+            HEADS * DIM,
+        )  # fmt: skip
         tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out)
 
 

@@ -31,10 +31,9 @@ def after_residual(
 
 
 @triton.jit
-def store_sum(residual, y, row, place, mask, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    # To the `sum` of `residual`, if it is there, numbers y of rows `row` int64 and their features `place`,
-    # plus x, whose rows are STRIDE apart; y is rounded, as where it is stored and added to x later.
-    x_ptr, sum_ptr = residual[0], residual[6]
+def store_sum(sum_ptr, x_ptr, y, row, place, mask, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    # To `sum`, if it is there, numbers y of rows `row` int64 and their features `place`, plus x, whose rows
+    # are STRIDE apart; y is rounded, as where it is stored and added to x later.
     if sum_ptr is not None:
         x = tl.load(x_ptr + row * STRIDE + place, mask=mask, other=0.0).to(y.dtype)
         y = y.to(sum_ptr.dtype.element_ty).to(y.dtype)
