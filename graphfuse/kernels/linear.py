@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import after_previous, dot
+from graphfuse.kernels.tiles import after_previous, beside_previous, dot
 
 MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
 
@@ -60,15 +60,16 @@ def _linear_kernel(
 #   grid      (num_splits, blocks): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
 #   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]
 #   writes    partial ACC [num_splits, LEFT * RIGHT + LEFT]
+#   begins    BESIDE: with the kernel before it, which made none of its operands
 #   order     rows top to bottom, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_grads", "num_splits"])
 def _linear_grad_kernel(
     partial_ptr, left_ptr, right_ptr, grad_ptr, num_rows, num_grads, num_splits,
     left_stride, right_stride, grad_stride,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, BESIDE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    after_previous()
+    beside_previous() if BESIDE else after_previous()
     split, tile = tl.program_id(0), tl.program_id(1)
     blocks = tl.cdiv(RIGHT, BLOCK_RIGHT)
     offs_left = (tile // blocks) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
@@ -103,6 +104,8 @@ def _linear_grad_kernel(
                 mask = (offs_grad < last)[:, None] & mask_left[None, :]
                 total += tl.sum(tl.load(grad_ptr + offs, mask=mask, other=0.0).to(ACC), 0)
             tl.store(partial_ptr + LEFT * RIGHT + offs_left, total, mask=mask_left)
+    if BESIDE:
+        after_previous()
 
 
 # Adds the slices: partial [num_splits, LEFT * RIGHT + LEFT] to weight [LEFT, RIGHT] and bias [LEFT].
@@ -174,13 +177,18 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _grad_launches(
-    index: int, dtypes: tuple[torch.dtype | None, ...], shape: tuple[int, int], strides: tuple[int, ...]
+    index: int,
+    dtypes: tuple[torch.dtype | None, ...],
+    shape: tuple[int, int],
+    strides: tuple[int, ...],
+    beside: bool,
 ) -> tuple[Launch, Launch]:
     dtype, *_ = dtypes
     assert dtype is not None
     acc, config = accumulator(dtype), launch.linear_grad(1, *shape)
     blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
-    rest = (1, 1, 1, *strides, *shape, config.block_dim, config.block_out, config.step, config.stages, acc)
+    rest = (1, 1, 1, *strides, *shape, config.block_dim, config.block_out, config.step, config.stages)
+    rest += (beside, acc)
     main = Launch(_linear_grad_kernel, 1, config.warps, (), rest, groups=blocks)
     programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
     merge_rest = (1, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
@@ -188,7 +196,12 @@ def _grad_launches(
 
 
 def _plan(
-    index: int, left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+    index: int,
+    left: Tensor,
+    right: Tensor,
+    grad: Tensor | None,
+    bias_dtype: torch.dtype | None,
+    beside: bool,
 ) -> _Plan:
     num_rows, shape = left.size(0), (left.size(1), right.size(1))
     num_splits = -(-num_rows // launch.linear_grad(num_rows, *shape).rows)
@@ -196,13 +209,18 @@ def _plan(
     if grad is not None:
         num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
     strides = (left.stride(0), right.stride(0), grad_stride)
-    main, merge = _grad_launches(index, (left.dtype, grad_dtype, bias_dtype), shape, strides)
+    main, merge = _grad_launches(index, (left.dtype, grad_dtype, bias_dtype), shape, strides, beside)
     main = main.resized(num_splits, num_rows, num_grads, num_splits)
     return _Plan(num_splits, main, merge.resized(None, num_splits))
 
 
 def linear_grad(
-    plans: dict[Any, Any], left: Tensor, right: Tensor, grad: Tensor | None, bias_dtype: torch.dtype | None
+    plans: dict[Any, Any],
+    left: Tensor,
+    right: Tensor,
+    grad: Tensor | None,
+    bias_dtype: torch.dtype | None,
+    beside: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the two kernels of the gradients.
 
@@ -212,6 +230,8 @@ def linear_grad(
         right: ``[num_rows, dim]``, dtype of ``left``, contiguous features.
         grad: ``[num_grads, out_dim]`` with contiguous features, or None.
         bias_dtype: Dtype of the sum of ``grad``.
+        beside: Whether the kernel that was launched last, which is one of this package's, made no operand and
+            nothing it reads was given back since: the first of the two runs beside it then.
 
     Returns:
         ``left.T @ right`` and, with ``grad``, its sum over rows.
@@ -219,7 +239,7 @@ def linear_grad(
     index = left.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return linear_grad(plans, left, right, grad, bias_dtype)
+            return linear_grad(plans, left, right, grad, bias_dtype, beside)
     addresses = left.data_ptr() | right.data_ptr()
     key: tuple[Any, ...] = (
         "linear_grad",
@@ -228,13 +248,14 @@ def linear_grad(
         right.shape,
         left.stride(0),
         right.stride(0),
+        beside,
     )
     if grad is not None:
         addresses |= grad.data_ptr()
         key += (bias_dtype, grad.dtype, grad.size(0), grad.stride(0))
     plan = plans.get(key)
     if plan is None:
-        plan = plans[key] = _plan(index, left, right, grad, bias_dtype if grad is not None else None)
+        plan = plans[key] = _plan(index, left, right, grad, bias_dtype if grad is not None else None, beside)
     out_dim, dim = left.size(1), right.size(1)
     acc = torch.float64 if left.dtype == torch.float64 else torch.float32
     partial = left.new_empty(plan.num_splits, out_dim * (dim + 1), dtype=acc)

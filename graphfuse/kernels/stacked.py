@@ -67,7 +67,7 @@ def stacked(
     """Launches the kernel.
 
     Args:
-        weights: Two to four of one shape, ``[width, dim]``, contiguous; no size is 0.
+        weights: One to four of one shape, ``[width, dim]``, contiguous; no size is 0.
         biases: One for each, ``[width]``, contiguous, or none.
         turned: Whether the result has the columns of the weights for its rows.
 

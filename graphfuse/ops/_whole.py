@@ -74,7 +74,8 @@ def _stacked(maps: Maps, turned: bool) -> tuple[Tensor, Tensor | None]:
     # weights one below the other or, turned, their columns side by side; biases one behind the other
     weights, biases = maps
     if (
-        1 < len(weights) <= _kernels().MOST
+        (turned or len(weights) > 1)
+        and len(weights) <= _kernels().MOST
         and weights[0].numel() > 0
         and all([one.is_contiguous() for one in (*weights, *biases)])
     ):
@@ -113,19 +114,48 @@ def bias_gradient(grad: Tensor) -> Tensor:
     return grad.sum(0) if is_batched(grad) else columns.own_sum(grad)
 
 
-def weight_gradients(
-    windows: RowWindows, grad: Tensor, features: Features, of_bias: Tensor | None
+def row_gradients(
+    windows: RowWindows,
+    grad: Tensor,
+    features: Features | None,
+    weight: Tensor | None,
+    of_bias: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of what :func:`projected` was given, from that of the rows.
+
+    Args:
+        windows: The graph.
+        grad: That of the rows, side by side.
+        features: What was mapped; None if no weight gets a gradient.
+        weight: The stacked weights; None if the features get none.
+        of_bias: The gradient that a bias gets the sum of; None if none gets any.
+
+    Returns:
+        Those of the features, of the stacked weights and of the bias.
+    """
+    plans = None if is_batched(grad) else _plans(windows)
+    if features is None:
+        dx = None if weight is None else _aggregate.linear(plans, grad, weight.t())
+        return dx, None, None if of_bias is None else bias_gradient(of_bias)
+    if features.entries is None:
+        return _aggregate.linear_gradients(plans, grad, features.x, weight, of_bias)
+    return None, *_gradients_of_sparse(grad, features.x, features.entries, of_bias)
+
+
+def _gradients_of_sparse(
+    grad: Tensor, values: Tensor, entries: RowWindows, of_bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the stacked weights, from that of their rows, and of a bias of all of them."""
-    x, entries = features
-    if entries is None:
-        plans = None if is_batched(grad) else _plans(windows)
-        return _aggregate.linear_grad(plans, grad, x, of_bias, grad.dtype)
-    how = _sum_of(entries, x.dtype)
+    how = _sum_of(entries, values.dtype)
     how = how._replace(graph=for_gradient(how.graph, grad).transpose())
-    # in one pass: a parameter takes no gradient that is laid out in another way
-    of_weights = _aggregate.differentiable(how, grad, x, None, None, None)[0].t().contiguous()
-    return of_weights, None if of_bias is None else bias_gradient(of_bias)
+    if is_batched(grad):
+        # in one pass: a parameter takes no gradient that is laid out in another way
+        turned = _aggregate.differentiable(how, grad, values, None, None, None)[0].t().contiguous()
+        return turned, None if of_bias is None else of_bias.sum(0)
+    total = None if of_bias is None else of_bias.new_empty(of_bias.size(1))
+    weights = _aggregate.differentiable(how, grad, values, None, None, None)[0]
+    if of_bias is not None:  # beside the kernel of the weights, if there was one
+        total = columns.own_sum(of_bias, total if weights.numel() > 0 else None)
+    return _stacked(Maps((weights,), ()), turned=True)[0], total
 
 
 def map_gradients(
@@ -146,11 +176,7 @@ def map_gradients(
         widths: Columns of each map.
         biased: Whether the maps have biases.
     """
-    dx = None if weight is None else feature_gradient(windows, grad, weight)
-    if features is None:
-        of_weights, of_biases = None, bias_gradient(grad) if biased else None
-    else:
-        of_weights, of_biases = weight_gradients(windows, grad, features, grad if biased else None)
+    dx, of_weights, of_biases = row_gradients(windows, grad, features, weight, grad if biased else None)
     found: list[Tensor | None] = []
     for one in (of_weights, of_biases):
         if one is not None:
@@ -158,8 +184,3 @@ def map_gradients(
         elif one is of_weights:
             found += [None] * len(widths)
     return dx, found
-
-
-def feature_gradient(windows: RowWindows, grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of rows that ``weight`` maps, from that of what it makes of them."""
-    return _aggregate.linear(None if is_batched(grad) else _plans(windows), grad, weight.t())

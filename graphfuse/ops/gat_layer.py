@@ -12,15 +12,7 @@ from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, additive, logits
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import (
-    Features,
-    Maps,
-    bias_gradient,
-    feature_gradient,
-    projected,
-    runs_whole,
-    weight_gradients,
-)
+from graphfuse.ops._whole import Features, Maps, projected, row_gradients, runs_whole
 
 
 def gat_layer(
@@ -103,13 +95,10 @@ class GatLayer(torch.autograd.Function):
         d_dst, d_src, dx, *_ = additive_backward(ctx.ready, grad, saved)
         d_rows, d_vectors = logits.gradients(rows, (left, right), (d_src, d_dst), dx)
         _, _, _, needs_x, needs_weight, _, _, needs_bias, _ = ctx.needs_input_grad
-        d_weight, d_bias = None, None
-        if needs_weight:
-            of_bias = grad if needs_bias else None
-            d_weight, d_bias = weight_gradients(ctx.windows, d_rows, Features(x, ctx.entries), of_bias)
-        elif needs_bias:
-            d_bias = bias_gradient(grad)
-        d_x = feature_gradient(ctx.windows, d_rows, weight) if needs_x else None
+        features = Features(x, ctx.entries) if needs_weight else None
+        d_x, d_weight, d_bias = row_gradients(
+            ctx.windows, d_rows, features, weight if needs_x else None, grad if needs_bias else None
+        )
         return None, None, None, d_x, d_weight, *d_vectors.unbind(), d_bias, None
 
 
