@@ -231,7 +231,7 @@ def launch_several_rows_a_program(on: torch.device) -> None:
     hub = torch.stack([torch.arange(100) % 41, torch.full((100,), 20)])
     windows = RowWindows.from_edge_index(torch.cat([edges, hub], 1).to(on), (41, 41))
     x, weight = torch.randn(41, 2, 8, device=on), torch.rand(300, device=on)
-    many = launch.spmm_row(16, None, 10**6, 10**6)
+    many = launch.spmm_row(16, None, 10**6, 10**6, 0)
     with (
         mock.patch.object(float32_rows, "rows_of_gat", lambda *counts: 2),
         mock.patch.object(launch, "spmm_row", lambda *counts: many),

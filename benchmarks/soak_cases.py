@@ -256,7 +256,7 @@ _LOADS = {load: (_TO_WINDOWS, ("load", _always(load))) for load in Load}
 _ROWS = {"rows": (_TO_ROWS,)} | {
     name: (
         _TO_ROWS,
-        ("spmm_row", lambda dim, out_dim, *_, edges=edges: _SPMM_ROW(dim, out_dim, _MANY, edges)),
+        ("spmm_row", lambda dim, out_dim, *_, edges=edges: _SPMM_ROW(dim, out_dim, _MANY, edges, 0)),
     )
     for name, edges in {"rows-many": _MANY, "rows-long": 999 * _MANY}.items()
 }

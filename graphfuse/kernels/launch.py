@@ -63,8 +63,7 @@ def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
     warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
     block_out = min(power_of_two(out_dim, 16), 32)
-    stages = 3 if block_out == 16 else 2
-    return Config(min(power_of_two(dim, 16), 32), warps, stages, warps, block_out, rows=16)
+    return Config(min(power_of_two(dim, 16), 32), warps, 3 if out_dim <= 16 else 2, warps, block_out, rows=16)
 
 
 def linear_grad(num_rows: int, left: int, right: int) -> Config:
@@ -133,9 +132,9 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
 
 
 @functools.cache
-def spmm_row(dim: int, out_dim: int | None, num_rows: int, num_edges: int) -> Config:
+def spmm_row(dim: int, out_dim: int | None, num_rows: int, num_edges: int, num_tasks: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.spmm.spmm`."""
-    shape = row_sums.shape(power_of_two(dim), out_dim is not None, num_rows, num_edges)
+    shape = row_sums.shape(power_of_two(dim), out_dim is not None, num_rows, num_edges, num_tasks)
     return Config(*shape[:4], power_of_two(min(out_dim or 1, 16)), shape.rows)
 
 
@@ -246,13 +245,14 @@ class Merge(NamedTuple):
 
 
 @functools.cache
-def merge(height: int, width: int, whole: bool = False) -> Merge:
+def merge(height: int, width: int, whole: bool = False, slices: int = 16) -> Merge:
     """Merges of slices ``[height, width]``; ``whole``: all rows in one program, for a product.
 
-    More slices on their way, or more shared memory, costs merges of two slices what it brings hubs.
+    More on their way costs merges of two slices what it brings hubs; of rows with few ``slices`` a warp does.
     """
     if height == 1:
-        return Merge(max(1, min(16, 2048 // power_of_two(width))), 1, 1, 4)
+        slices = min(16, power_of_two(slices, 4))
+        return Merge(max(1, min(slices, 2048 // power_of_two(width))), 1, 1, 1 if slices <= 8 else 4)
     rows = height if whole else height // 2
     return Merge(1, rows, max(1, min(4, 8192 // (rows * width))), 4)
 

@@ -1,4 +1,4 @@
-"""A linear map over the rows of a small graph, y = x W^T, and its gradients, dW = left^T right and db.
+"""A linear map over the rows of a small graph, y = x W^T + b, and its gradients, dW = left^T right and db.
 
 A training step on a few thousand nodes is bound by the host time of its launches, and a matrix product takes
 the libraries longer to launch than one of these kernels.
@@ -15,21 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.kernels.run import Launch, accumulator, current_device
+from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, beside_previous, dot
 
 MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
 
 
-# y = x W^T.
+# y = x W^T + b.
 #   grid      (cdiv(num_rows, ROWS) * blocks,): one program = ROWS rows x BLOCK_OUT columns of y
-#   reads     x [num_rows, DIM], weight [OUT_DIM, DIM], any strides of weight
+#   reads     x [num_rows, DIM], weight [OUT_DIM, DIM], any strides of weight; bias [OUT_DIM]
 #   writes    y [num_rows, OUT_DIM]
 #   on chip   acc ACC [PARTS, ROWS, BLOCK_OUT]: each warp sums every PARTS-th block of features, since the
 #             chain of dependent products, not memory, is what a few rows wait for
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
-    y_ptr, x_ptr, weight_ptr, num_rows, x_stride, weight_stride_out, weight_stride_in,
+    y_ptr, x_ptr, weight_ptr, bias_ptr, num_rows, x_stride, weight_stride_out, weight_stride_in,
     DIM: tl.constexpr, OUT_DIM: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, BLOCK_OUT: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -52,8 +52,10 @@ def _linear_kernel(
         weight = tl.load(weight_ptr + offs_weight, mask=mask_weight, other=0.0)
         acc = dot(x, weight, acc, ACC)
     offs_y = offs_row[:, None] * OUT_DIM + offs_out[None, :]
-    y = tl.sum(acc, 0).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + offs_y, y, mask=live[:, None] & mask_out[None, :])
+    y = tl.sum(acc, 0)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + offs_out, mask=mask_out, other=0.0).to(ACC)[None, :]
+    tl.store(y_ptr + offs_y, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & mask_out[None, :])
 
 
 # One slice of the rows: partial sums of left^T right, and of grad.
@@ -131,9 +133,12 @@ def _linear_grad_merge_kernel(
         tl.store(bias_ptr + offs - LEFT * RIGHT, acc.to(bias_ptr.dtype.element_ty), mask=mask)
 
 
-# Of launches all but the number of rows, in which the batches of a loader differ.
+# Of launches all but the number of rows, in which the batches of a loader differ; another for each kind of
+# operands, as Launch wants it.
 @functools.lru_cache(maxsize=256)
-def _launch(index: int, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, ...]) -> Launch:
+def _launch(
+    index: int, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, ...], biased: bool
+) -> Launch:
     dim, out_dim = shape
     config = launch.linear(dim, out_dim, strides[0] * dtype.itemsize % 4 != 0)
     rest = (1, *strides, dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
@@ -141,31 +146,33 @@ def _launch(index: int, dtype: torch.dtype, shape: tuple[int, int], strides: tup
     return Launch(_linear_kernel, 1, config.warps, (), rest)
 
 
-def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor) -> Tensor:
+def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Launches the kernel.
 
     Args:
         plans: Where prepared launches are kept.
         x: ``[num_rows, dim]``, contiguous features; both sizes are at least 1.
         weight: ``[out_dim, dim]``, dtype of ``x``, ``out_dim`` at least 1.
+        bias: ``[out_dim]``, dtype of ``x``, contiguous.
 
     Returns:
-        ``x @ weight.T``.
+        ``x @ weight.T + bias``.
     """
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return linear(plans, x, weight)
+            return linear(plans, x, weight, bias)
     out_dim, dim = weight.shape
     num_rows, strides = x.size(0), (x.stride(0), *weight.stride())
-    key = ("linear", x.dtype, num_rows, dim, out_dim, strides)
+    key = ("linear", x.dtype, num_rows, dim, out_dim, strides, bias is None)
     plan = plans.get(key)
     if plan is None:
         config = launch.linear(dim, out_dim, strides[0] * x.element_size() % 4 != 0)
         blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
-        plan = plans[key] = _launch(index, x.dtype, (dim, out_dim), strides).resized(blocks, num_rows)
+        plan = _launch(index, x.dtype, (dim, out_dim), strides, bias is not None)
+        plan = plans[key] = plan.resized(blocks, num_rows)
     y = x.new_empty(num_rows, out_dim)
-    plan((y,), (x, weight), (x.data_ptr() | weight.data_ptr()) & 15 == 0, index)
+    plan((y,), (x, weight, bias), aligned(x, weight, bias), index)
     return y
 
 

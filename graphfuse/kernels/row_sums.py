@@ -12,6 +12,7 @@ from typing import NamedTuple
 from graphfuse.kernels.loads import FULL
 
 _LONG = 128  # edges of a mean row: 65 gain nothing by wide steps, 492 do, between them nothing was swept
+_SHORT = 48  # likewise: of few rows 34 gain by narrow steps, 60 lose
 
 
 class Shape(NamedTuple):
@@ -24,9 +25,15 @@ class Shape(NamedTuple):
     rows: int
 
 
-def shape(width: int, fused: bool, num_rows: int, num_edges: int) -> Shape:
-    """For rows of ``width`` features, a power of two; ``fused`` with a product, which wants all of them."""
+def shape(width: int, fused: bool, num_rows: int, num_edges: int, num_tasks: int) -> Shape:
+    """For rows of ``width`` features, a power of two; ``fused`` with a product, which wants all of them.
+
+    Of few rows the longest is waited for. Where none is long, so that none is listed as a task, it is the
+    start of programs: a row has one then, not one for 64 of its features (small_steps.md).
+    """
     if num_rows < FULL and not fused:
+        if width > 64 and num_tasks == 0 and num_edges <= _SHORT * num_rows:
+            return Shape(min(width, 256), 8, 1, 1, 1)
         return Shape(min(width, 64), 32, 1, 1, 1)
     block = width if fused else min(width, 128)
     warps = 1 if block < 256 else 4

@@ -203,7 +203,7 @@ def _plan(
         blocks = -(-dim // config.block_dim)
         w = longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
     else:
-        config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries)
+        config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries, w.tasks.size(0))
         blocks = -(-dim // config.block_dim)
     shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
@@ -223,7 +223,8 @@ def _plan(
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
     if w.num_slots > 0:
-        adds = launch.merge(w.height, config.block_dim, whole=out_dim is not None)
+        slices = -(-w.num_slots // w.merges.size(0))
+        adds = launch.merge(w.height, config.block_dim, out_dim is not None, slices)
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)

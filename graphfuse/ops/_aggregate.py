@@ -159,11 +159,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b)
 
 
-def linear(plans: dict[Any, Any] | None, x: Tensor, weight: Tensor) -> Tensor:
-    """``x W^T``, by a kernel with its ``plans`` or, without, by PyTorch's."""
+def linear(plans: dict[Any, Any] | None, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b``, by a kernel with its ``plans`` or, without, by PyTorch's; ``bias`` is contiguous."""
     if not _runs_linear(plans, x, weight):
-        return _product(x, weight.t())
-    y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight)
+        # autocast is on for no layer that has a bias here
+        return _product(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight, bias)
     return y
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
@@ -65,9 +64,7 @@ def projected(windows: RowWindows, features: Features, maps: Maps) -> tuple[Tens
     weight, bias = _stacked(maps, turned=entries is not None)
     if entries is not None:
         return _aggregate.run(_sum_of(entries, x.dtype), weight, x, None, None, bias)[0], None
-    if bias is None:
-        return _aggregate.linear(_plans(windows), x, weight), weight
-    return F.linear(x, weight, bias), weight
+    return _aggregate.linear(_plans(windows), x, weight, bias), weight
 
 
 def _stacked(maps: Maps, turned: bool) -> tuple[Tensor, Tensor | None]:

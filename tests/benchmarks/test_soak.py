@@ -47,10 +47,10 @@ def test_every_row_of_the_table_of_aggregation_is_there() -> None:
                     found.add(launch.spmm_window(dim, dtype.itemsize, None, load))
             assert found == rows
     with CASES["spmm/rows-many/float16/64"].forced():
-        assert launch.spmm_row(64, None, 9, 9).rows == 8
+        assert launch.spmm_row(64, None, 9, 9, 0).rows == 8
     with CASES["spmm/rows-long/float16/64"].forced():
-        assert launch.spmm_row(64, None, 9, 9).step == 32
-    assert launch.spmm_row(64, None, 9, 9).rows == 1
+        assert launch.spmm_row(64, None, 9, 9, 0).step == 32
+    assert launch.spmm_row(64, None, 9, 9, 0).rows == 1
 
 
 @pytest.mark.parametrize("nodes", [soak._FEW_NODES, soak._NODES])

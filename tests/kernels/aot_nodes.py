@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     pointer, config = f"*{dtype}", launch.linear(right, left, dtype == "fp16" and right % 2 == 1)
-    operands = dict.fromkeys(("x_ptr", "weight_ptr", "y_ptr"), pointer)
+    operands = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), pointer)
     constants = {
         "DIM": right,
         "OUT_DIM": left,

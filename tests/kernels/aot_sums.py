@@ -51,8 +51,8 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         registers = config.registers if kernel is spmm._spmm_window_kernel else None
         return Case(name, kernel, operands, constants | more, config.warps, registers)
 
-    def merge(height: int, label: str) -> Case:
-        adds = launch.merge(height, config.block_dim, whole=out_dim is not None)
+    def merge(height: int, label: str, slices: int = 16) -> Case:
+        adds = launch.merge(height, config.block_dim, out_dim is not None, slices)
         how = {"SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
         warps = config._replace(warps=adds.warps)
         return case(spmm._spmm_merge_kernel, warps, height, full, label, **how)
@@ -62,11 +62,13 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
         yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
     yield merge(16, "windows")
-    for label, sizes in {"few": (1, 1), "many": (10**6, 10**6), "long": (10**6, 10**9)}.items():
+    shapes = {"few": (1, 1, 0), "hubs": (1, 1, 1), "many": (10**6, 10**6, 0), "long": (10**6, 10**9, 0)}
+    for label, sizes in shapes.items():
         config = launch.spmm_row(dim, out_dim, *sizes)
         yield case(spmm._spmm_row_kernel, config, 1, bare, f"{label}-bare")
         yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{label}-weighted")
     yield merge(1, "rows")
+    yield merge(1, "rows-few", 4)
 
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:

@@ -293,11 +293,12 @@ def test_programs_of_gat_go_through_two_rows_where_that_was_faster() -> None:
 
 
 def test_rows_of_aggregation_fill_the_gpu() -> None:
-    def shape(rows: int, degree: int, dim: int = 64) -> tuple[int, int]:
-        config = launch.spmm_row(dim, None, rows, degree * rows)
+    def shape(rows: int, degree: int, dim: int = 64, long: int = 0) -> tuple[int, int]:
+        config = launch.spmm_row(dim, None, rows, degree * rows, long)
         return config.step, config.rows
 
-    assert shape(2000, 4) == (32, 1)
+    assert shape(2000, 4) == shape(2000, 18, 256, 1) == shape(2000, 60, 256) == (32, 1)
+    assert shape(2000, 18, 128) == shape(2000, 34, 256) == (8, 1)  # none is long
     assert shape(8000, 36) == (8, 1)
     assert shape(13_752, 36) == (8, 2)
     assert shape(18_333, 9) == shape(81_306, 33) == (8, 4)

@@ -14,8 +14,9 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (37, 7, 70), (50, 70, 130), (16, 16, 33)], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
 def test_linear(
-    dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool, device: torch.device
+    dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool, biased: bool, device: torch.device
 ) -> None:
     pytest.importorskip("triton")
     from graphfuse.kernels.linear import linear
@@ -24,8 +25,10 @@ def test_linear(
     x = torch.randn(num_rows, dim + 3, device=device).to(dtype)[:, :dim]
     weight = torch.randn((dim, out_dim) if transposed else (out_dim, dim), device=device).to(dtype)
     weight = weight.t() if transposed else weight
-    y = linear({}, x, weight)
-    assert_close("y", y, torch.nn.functional.linear(x, weight), x.double() @ weight.double().t())
+    bias = torch.randn(out_dim, device=device).to(dtype) if biased else None
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    y = linear({}, x, weight, bias)
+    assert_close("y", y, torch.nn.functional.linear(x, weight, bias), exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
