@@ -24,7 +24,6 @@ from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 _COPIED = 1 << 17
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
-_LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 rows would be more
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
 
 
@@ -56,23 +55,6 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
         return dim
     return -(-row // 16) * 16 // size
-
-
-@functools.cache
-def linear(dim: int, out_dim: int, piecemeal: bool = False) -> Config:
-    """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
-    warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
-    block_out = min(power_of_two(out_dim, 16), 32)
-    return Config(min(power_of_two(dim, 16), 32), warps, 3 if out_dim <= 16 else 2, warps, block_out, rows=16)
-
-
-def linear_grad(num_rows: int, left: int, right: int) -> Config:
-    """Kernel of :func:`graphfuse.kernels.linear.linear_grad`, ``[left, right]``, in slices of ``rows``."""
-    block, block_out = max(16, min(power_of_two(left), 64) // 2), min(power_of_two(right, 32), 64)
-    tiles, rows = -(-left // block) * -(-right // block_out), 64
-    while rows < 256 and -(-num_rows // rows) * tiles > _LINEAR_GRADS:
-        rows *= 2
-    return Config(block, 64, 3, 4, block_out, rows=rows)
 
 
 @functools.cache

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.kernels import launch
+from graphfuse.kernels import linear_shapes
+from graphfuse.kernels.launch import Config
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, beside_previous, dot
 
@@ -60,7 +61,7 @@ def _linear_kernel(
 
 # One slice of the rows: partial sums of left^T right, and of grad.
 #   grid      (num_splits, blocks): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
-#   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]
+#   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]; SUMMED: grad is left
 #   writes    partial ACC [num_splits, LEFT * RIGHT + LEFT]
 #   begins    BESIDE: with the kernel before it, which made none of its operands
 #   order     rows top to bottom, no atomics: bitwise reproducible
@@ -69,7 +70,7 @@ def _linear_grad_kernel(
     partial_ptr, left_ptr, right_ptr, grad_ptr, num_rows, num_grads, num_splits,
     left_stride, right_stride, grad_stride,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, BESIDE: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr, BESIDE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if BESIDE else after_previous()
     split, tile = tl.program_id(0), tl.program_id(1)
@@ -79,6 +80,7 @@ def _linear_grad_kernel(
     mask_left, mask_right = offs_left < LEFT, offs_right < RIGHT
     partial_ptr += split.to(tl.int64) * (LEFT * RIGHT + LEFT)
     acc = tl.zeros((BLOCK_LEFT, BLOCK_RIGHT), dtype=ACC)
+    total = tl.zeros((BLOCK_LEFT,), dtype=ACC)
     length = tl.cdiv(num_rows, num_splits)
     end = tl.minimum(split * length + length, num_rows)
     for start in tl.range(split * length, end, ROWS, num_stages=STAGES):
@@ -93,11 +95,15 @@ def _linear_grad_kernel(
             mask=live[:, None] & mask_right[None, :], other=0.0,
         )  # fmt: skip
         acc = dot(left, right, acc, ACC)
+        if SUMMED:
+            total += tl.sum(left.to(ACC), 1)
     offs_weight = offs_left[:, None] * RIGHT + offs_right[None, :]
     tl.store(partial_ptr + offs_weight, acc, mask=mask_left[:, None] & mask_right[None, :])
-    if grad_ptr is not None:
+    if SUMMED:
         if tile % blocks == 0:
-            total = tl.zeros((BLOCK_LEFT,), dtype=ACC)
+            tl.store(partial_ptr + LEFT * RIGHT + offs_left, total, mask=mask_left)
+    elif grad_ptr is not None:
+        if tile % blocks == 0:
             grads = tl.cdiv(num_grads, num_splits)
             last = tl.minimum(split * grads + grads, num_grads)
             for first in tl.range(split * grads, last, ROWS):
@@ -133,15 +139,18 @@ def _linear_grad_merge_kernel(
         tl.store(bias_ptr + offs - LEFT * RIGHT, acc.to(bias_ptr.dtype.element_ty), mask=mask)
 
 
-# Of launches all but the number of rows, in which the batches of a loader differ; another for each kind of
-# operands, as Launch wants it.
+# Of launches all but the number of rows, in which the batches of a loader differ. Launch wants another for
+# each kind of operands, so it matters here which there are.
 @functools.lru_cache(maxsize=256)
 def _launch(
-    index: int, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, ...], biased: bool
+    index: int,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    strides: tuple[int, ...],
+    biased: bool,
+    config: Config,
 ) -> Launch:
-    dim, out_dim = shape
-    config = launch.linear(dim, out_dim, strides[0] * dtype.itemsize % 4 != 0)
-    rest = (1, *strides, dim, out_dim, config.rows, config.step, config.block_dim, config.block_out)
+    rest = (1, *strides, *shape, config.rows, config.step, config.block_dim, config.block_out)
     rest += (config.stages, accumulator(dtype))
     return Launch(_linear_kernel, 1, config.warps, (), rest)
 
@@ -167,9 +176,9 @@ def linear(plans: dict[Any, Any], x: Tensor, weight: Tensor, bias: Tensor | None
     key = ("linear", x.dtype, num_rows, dim, out_dim, strides, bias is None)
     plan = plans.get(key)
     if plan is None:
-        config = launch.linear(dim, out_dim, strides[0] * x.element_size() % 4 != 0)
+        config = linear_shapes.linear(num_rows, dim, out_dim, strides[0] * x.element_size() % 4 != 0)
         blocks = -(-num_rows // config.rows) * -(-out_dim // config.block_out)
-        plan = _launch(index, x.dtype, (dim, out_dim), strides, bias is not None)
+        plan = _launch(index, x.dtype, (dim, out_dim), strides, bias is not None, config)
         plan = plans[key] = plan.resized(blocks, num_rows)
     y = x.new_empty(num_rows, out_dim)
     plan((y,), (x, weight, bias), aligned(x, weight, bias), index)
@@ -188,14 +197,14 @@ def _grad_launches(
     dtypes: tuple[torch.dtype | None, ...],
     shape: tuple[int, int],
     strides: tuple[int, ...],
-    beside: bool,
+    *how: bool,
 ) -> tuple[Launch, Launch]:
     dtype, *_ = dtypes
     assert dtype is not None
-    acc, config = accumulator(dtype), launch.linear_grad(1, *shape)
+    acc, config = accumulator(dtype), linear_shapes.linear_grad(1, *shape)
     blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
     rest = (1, 1, 1, *strides, *shape, config.block_dim, config.block_out, config.step, config.stages)
-    rest += (beside, acc)
+    rest += (*how, acc)
     main = Launch(_linear_grad_kernel, 1, config.warps, (), rest, groups=blocks)
     programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
     merge_rest = (1, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
@@ -211,12 +220,13 @@ def _plan(
     beside: bool,
 ) -> _Plan:
     num_rows, shape = left.size(0), (left.size(1), right.size(1))
-    num_splits = -(-num_rows // launch.linear_grad(num_rows, *shape).rows)
+    num_splits = -(-num_rows // linear_shapes.linear_grad(num_rows, *shape).rows)
     num_grads, grad_stride, grad_dtype = 0, 0, None
-    if grad is not None:
+    if grad is not None and grad is not left:
         num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
     strides = (left.stride(0), right.stride(0), grad_stride)
-    main, merge = _grad_launches(index, (left.dtype, grad_dtype, bias_dtype), shape, strides, beside)
+    dtypes = (left.dtype, grad_dtype, bias_dtype)
+    main, merge = _grad_launches(index, dtypes, shape, strides, grad is left, beside)
     main = main.resized(num_splits, num_rows, num_grads, num_splits)
     return _Plan(num_splits, main, merge.resized(None, num_splits))
 
@@ -235,7 +245,7 @@ def linear_grad(
         plans: Where prepared launches are kept.
         left: ``[num_rows, out_dim]``, contiguous features; ``num_rows`` and all widths are at least 1.
         right: ``[num_rows, dim]``, dtype of ``left``, contiguous features.
-        grad: ``[num_grads, out_dim]`` with contiguous features, or None.
+        grad: ``[num_grads, out_dim]`` with contiguous features, or None; it may be ``left``.
         bias_dtype: Dtype of the sum of ``grad``.
         beside: Whether the kernel that was launched last, which is one of this package's, made no operand and
             nothing it reads was given back since: the first of the two runs beside it then.
@@ -257,7 +267,9 @@ def linear_grad(
         right.stride(0),
         beside,
     )
-    if grad is not None:
+    if grad is left:
+        key += (bias_dtype,)
+    elif grad is not None:
         addresses |= grad.data_ptr()
         key += (bias_dtype, grad.dtype, grad.size(0), grad.stride(0))
     plan = plans.get(key)
@@ -268,6 +280,6 @@ def linear_grad(
     partial = left.new_empty(plan.num_splits, out_dim * (dim + 1), dtype=acc)
     weight = left.new_empty(out_dim, dim)
     bias = None if grad is None else left.new_empty(out_dim, dtype=bias_dtype)
-    plan.main((partial,), (left, right, grad), addresses & 15 == 0, index)
+    plan.main((partial,), (left, right, None if grad is left else grad), addresses & 15 == 0, index)
     plan.merge((weight, bias), (partial,), True, index)
     return weight, bias

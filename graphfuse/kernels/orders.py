@@ -40,7 +40,7 @@ def launch_bound(num_rows: int, dim: int, out_dim: int) -> bool:
 
 def is_narrow(num_rows: int, dim: int, out_dim: int) -> bool:
     """Whether one does so that has few columns on a side, where libraries are slower on the GPU as well."""
-    few = out_dim <= 16 or (dim <= 32 and out_dim <= 64)
+    few = out_dim <= 16 or (out_dim <= 64 and dim <= (64 if num_rows <= 8192 else 32))
     return few and launch_bound(num_rows, dim, out_dim)
 
 

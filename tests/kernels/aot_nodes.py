@@ -19,6 +19,7 @@ from graphfuse.kernels import (
     gathered,
     launch,
     linear,
+    linear_shapes,
     logits,
     residual_norm,
     stacked,
@@ -36,7 +37,7 @@ class Case(NamedTuple):
 
 
 def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
-    pointer, config = f"*{dtype}", launch.linear(right, left, dtype == "fp16" and right % 2 == 1)
+    pointer, config = f"*{dtype}", linear_shapes.linear(4096, right, left, dtype == "fp16" and right % 2 == 1)
     operands = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "y_ptr"), pointer)
     constants = {
         "DIM": right,
@@ -53,7 +54,7 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
     yield Case(
         linear._linear_kernel.__name__ + name, linear._linear_kernel, operands, constants, config.warps
     )
-    config = launch.linear_grad(4096, left, right)
+    config = linear_shapes.linear_grad(4096, left, right)
     shape = {"LEFT": left, "RIGHT": right, "ACC": tl.float32}
     operands = dict.fromkeys(("left_ptr", "right_ptr", "grad_ptr"), pointer) | {"partial_ptr": "*fp32"}
     constants = {
@@ -62,9 +63,18 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
         "ROWS": config.step,
         "STAGES": config.stages,
         "BESIDE": True,
+        "SUMMED": False,
     }
     kernel, merge = linear._linear_grad_kernel, linear._linear_grad_merge_kernel
     yield Case(kernel.__name__ + name, kernel, operands, shape | constants, config.warps)
+    del operands["grad_ptr"]
+    yield Case(
+        f"{kernel.__name__}{name}-summed",
+        kernel,
+        operands,
+        shape | constants | {"SUMMED": True},
+        config.warps,
+    )
     operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
     constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
     yield Case(merge.__name__ + name, merge, operands, shape | constants, 4)

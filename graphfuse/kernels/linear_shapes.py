@@ -1,0 +1,27 @@
+"""Launch configurations of small linear maps, read off sweeps (results/nvidia-h200/linear_maps.md)."""
+
+from __future__ import annotations
+
+from graphfuse.kernels.launch import Config, power_of_two
+from graphfuse.kernels.loads import FULL
+
+_LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 rows would be more
+
+
+def linear(num_rows: int, dim: int, out_dim: int, piecemeal: bool = False) -> Config:
+    """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
+    if dim <= 64 and not piecemeal:
+        block_out = 16 if num_rows < FULL else min(power_of_two(out_dim, 16), 32)
+        return Config(power_of_two(dim, 16), 1, 1, 1, block_out, rows=16)
+    warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
+    block_out = min(power_of_two(out_dim, 16), 32)
+    return Config(min(power_of_two(dim, 16), 32), warps, 3 if out_dim <= 16 else 2, warps, block_out, rows=16)
+
+
+def linear_grad(num_rows: int, left: int, right: int) -> Config:
+    """Kernel of :func:`graphfuse.kernels.linear.linear_grad`, ``[left, right]``, in slices of ``rows``."""
+    block, block_out = max(16, min(power_of_two(left), 64) // 2), min(power_of_two(right, 32), 64)
+    tiles, rows = -(-left // block) * -(-right // block_out), 64
+    while rows < 256 and -(-num_rows // rows) * tiles > _LINEAR_GRADS:
+        rows *= 2
+    return Config(block, 64, 3, 4, block_out, rows=rows)
