@@ -19,8 +19,6 @@ from graphfuse.kernels.launch import Config
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, beside_previous, dot
 
-MERGE_BLOCK, MERGE_SPLITS = 128, 16  # elements and slices that one program of the merge adds at a time
-
 
 # y = x W^T + b.
 #   grid      (cdiv(num_rows, ROWS) * blocks,): one program = ROWS rows x BLOCK_OUT columns of y
@@ -197,18 +195,18 @@ def _grad_launches(
     dtypes: tuple[torch.dtype | None, ...],
     shape: tuple[int, int],
     strides: tuple[int, ...],
+    config: Config,
     *how: bool,
 ) -> tuple[Launch, Launch]:
-    dtype, *_ = dtypes
-    assert dtype is not None
-    acc, config = accumulator(dtype), linear_shapes.linear_grad(1, *shape)
-    blocks = -(-shape[0] // config.block_dim) * -(-shape[1] // config.block_out)
-    rest = (1, 1, 1, *strides, *shape, config.block_dim, config.block_out, config.step, config.stages)
-    rest += (*how, acc)
+    left, right = shape
+    assert dtypes[0] is not None
+    acc, size = accumulator(dtypes[0]), left * (right + 1)
+    blocks = -(-left // config.block_dim) * -(-right // config.block_out)
+    tile = (config.block_dim, config.block_out, config.step, config.stages)
+    rest = (1, 1, 1, *strides, *shape, *tile, *how, acc)
     main = Launch(_linear_grad_kernel, 1, config.warps, (), rest, groups=blocks)
-    programs = -(-shape[0] * (shape[1] + 1) // MERGE_BLOCK)
-    merge_rest = (1, *shape, MERGE_BLOCK, MERGE_SPLITS, acc)
-    return main, Launch(_linear_grad_merge_kernel, programs, 4, (), merge_rest)
+    adds = linear_shapes.linear_grad_merge(size)
+    return main, Launch(_linear_grad_merge_kernel, -(-size // adds[0]), 4, (), (1, *shape, *adds, acc))
 
 
 def _plan(
@@ -220,13 +218,14 @@ def _plan(
     beside: bool,
 ) -> _Plan:
     num_rows, shape = left.size(0), (left.size(1), right.size(1))
-    num_splits = -(-num_rows // linear_shapes.linear_grad(num_rows, *shape).rows)
+    config = linear_shapes.linear_grad(num_rows, *shape)
+    num_splits = -(-num_rows // config.rows)
     num_grads, grad_stride, grad_dtype = 0, 0, None
     if grad is not None and grad is not left:
         num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
     strides = (left.stride(0), right.stride(0), grad_stride)
     dtypes = (left.dtype, grad_dtype, bias_dtype)
-    main, merge = _grad_launches(index, dtypes, shape, strides, grad is left, beside)
+    main, merge = _grad_launches(index, dtypes, shape, strides, config, grad is left, beside)
     main = main.resized(num_splits, num_rows, num_grads, num_splits)
     return _Plan(num_splits, main, merge.resized(None, num_splits))
 

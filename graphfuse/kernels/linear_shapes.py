@@ -24,4 +24,9 @@ def linear_grad(num_rows: int, left: int, right: int) -> Config:
     tiles, rows = -(-left // block) * -(-right // block_out), 64
     while rows < 256 and -(-num_rows // rows) * tiles > _LINEAR_GRADS:
         rows *= 2
-    return Config(block, 64, 3, 4, block_out, rows=rows)
+    return Config(block, 64, 1 if rows == 64 else 3, 4, block_out, rows=rows)
+
+
+def linear_grad_merge(size: int) -> tuple[int, int]:
+    """Of the merge of its slices, ``[size]``, what a program adds at a time: elements and slices."""
+    return (32, 64) if size <= 8192 else (128, 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -275,6 +276,7 @@ def launch_plan(
     weight: Tensor | None,
     bias: Tensor | None,
     all_aligned: bool,
+    beside: Callable[[], object] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the kernels. Returns ``(out, aggregate)``.
 
@@ -285,15 +287,18 @@ def launch_plan(
         weight: ``[out_dim, dim]``.
         bias: ``[out_dim]``, contiguous.
         all_aligned: Whether all of them start on 16 bytes.
+        beside: Launches one kernel, which may run beside the first of these if there are any.
     """
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return launch_plan(plan, x, scales, weight, bias, all_aligned)
+            return launch_plan(plan, x, scales, weight, bias, all_aligned, beside)
     rows, dim, out_dim, out_dtype, keep, by_rows, main, merge, num_partial = plan
     out = x.new_empty(rows, out_dim) if out_dtype is None else x.new_empty(rows, out_dim, dtype=out_dtype)
     aggregate = x.new_empty(rows, dim) if keep else None
     if rows == 0 or out_dim == 0:
+        if beside is not None:
+            beside()
         return out, aggregate
     partial = None
     if merge is not None:
@@ -302,6 +307,8 @@ def launch_plan(
     outputs = (x, out, partial, aggregate)
     operands = (*scales[1:], weight, bias)
     main(outputs, (scales[0], *operands) if by_rows else operands, all_aligned, index)
+    if beside is not None:
+        beside()
     if merge is not None:
         merge(outputs, operands, all_aligned, index)
     return out, aggregate
@@ -320,6 +327,7 @@ def spmm(
     relu: bool,
     keep_aggregate: bool,
     out_dtype: torch.dtype,
+    beside: Callable[[], object] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the kernels; operands are checked by :mod:`graphfuse.ops`. Returns ``(out, aggregate)``."""
     index = x.get_device()
@@ -327,7 +335,7 @@ def spmm(
         with torch.cuda.device(index):
             return spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
-                keep_aggregate, out_dtype,
+                keep_aggregate, out_dtype, beside,
             )  # fmt: skip
     dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
     x_dim = launch.gathered_width(*sizes, dim, x.element_size())
@@ -344,4 +352,4 @@ def spmm(
     ]
     scales, bias = Scales(*vectors[:4]), vectors[4]
     plan = plan_of(w, edges, x, dim, scales, weight, bias, relu, keep_aggregate, out_dtype)
-    return launch_plan(plan, x, scales, weight, bias, aligned(x, weight, *vectors))
+    return launch_plan(plan, x, scales, weight, bias, aligned(x, weight, *vectors), beside)

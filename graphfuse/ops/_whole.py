@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
+from graphfuse.formats.walk import Walks
 from graphfuse.ops import _aggregate, _check, columns
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import for_gradient, is_batched, runs_directly
+from graphfuse.ops.sddmm import contiguous_rows
 
 
 def runs_whole(x: Tensor, numel: int, *parameters: Tensor) -> bool:
@@ -148,11 +150,19 @@ def _gradients_of_sparse(
         # in one pass: a parameter takes no gradient that is laid out in another way
         turned = _aggregate.differentiable(how, grad, values, None, None, None)[0].t().contiguous()
         return turned, None if of_bias is None else of_bias.sum(0)
-    total = None if of_bias is None else of_bias.new_empty(of_bias.size(1))
-    weights = _aggregate.differentiable(how, grad, values, None, None, None)[0]
-    if of_bias is not None:  # beside the kernel of the weights, if there was one
-        total = columns.own_sum(of_bias, total if weights.numel() > 0 else None)
-    return _stacked(Maps((weights,), ()), turned=True)[0], total
+    w, rows, sums = how.graph, contiguous_rows(grad), []
+    assert isinstance(w, Walks)
+    # older than the kernel it is written beside; of no features there is none
+    into = None if of_bias is None or w.forward.num_rows == 0 else of_bias.new_empty(of_bias.size(1))
+
+    def sum_up() -> None:
+        if of_bias is not None:
+            sums.append(columns.own_sum(of_bias, into))
+
+    weights, _ = _aggregate.kernels().spmm(
+        w.forward, w.edges, rows, values, None, None, None, None, None, False, False, values.dtype, sum_up
+    )
+    return _stacked(Maps((weights,), ()), turned=True)[0], sums[0] if sums else None
 
 
 def map_gradients(

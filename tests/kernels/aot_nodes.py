@@ -76,7 +76,9 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
         config.warps,
     )
     operands = {"weight_ptr": pointer, "bias_ptr": pointer, "partial_ptr": "*fp32"}
-    constants = {"BLOCK": linear.MERGE_BLOCK, "SPLITS": linear.MERGE_SPLITS}
+    constants = dict(
+        zip(("BLOCK", "SPLITS"), linear_shapes.linear_grad_merge(left * (right + 1)), strict=True)
+    )
     yield Case(merge.__name__ + name, merge, operands, shape | constants, 4)
 
 
