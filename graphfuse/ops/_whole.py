@@ -150,19 +150,14 @@ def _gradients_of_sparse(
         # in one pass: a parameter takes no gradient that is laid out in another way
         turned = _aggregate.differentiable(how, grad, values, None, None, None)[0].t().contiguous()
         return turned, None if of_bias is None else of_bias.sum(0)
-    w, rows, sums = how.graph, contiguous_rows(grad), []
+    total = None if of_bias is None else columns.own_sum(of_bias)
+    w, rows = how.graph, contiguous_rows(grad)
     assert isinstance(w, Walks)
-    # older than the kernel it is written beside; of no features there is none
-    into = None if of_bias is None or w.forward.num_rows == 0 else of_bias.new_empty(of_bias.size(1))
-
-    def sum_up() -> None:
-        if of_bias is not None:
-            sums.append(columns.own_sum(of_bias, into))
-
+    beside = total is not None and rows is grad  # runs beside the sum
     weights, _ = _aggregate.kernels().spmm(
-        w.forward, w.edges, rows, values, None, None, None, None, None, False, False, values.dtype, sum_up
+        w.forward, w.edges, rows, values, None, None, None, None, None, False, False, values.dtype, beside
     )
-    return _stacked(Maps((weights,), ()), turned=True)[0], sums[0] if sums else None
+    return _stacked(Maps((weights,), ()), turned=True)[0], total
 
 
 def map_gradients(
