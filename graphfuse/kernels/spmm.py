@@ -17,7 +17,6 @@ from graphfuse.kernels.row_tiles import first_columns, row_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
-    beside_previous,
     finish_tile,
     load_task,
     rows_at,
@@ -72,7 +71,6 @@ def _spmm_window_kernel(
 #   writes    out [num_rows, OUT_DIM]; slices write partial ACC [1, DIM] to their slot
 #   on chip   acc ACC [EDGES, BLOCK_DIM]; columns and places of the next EDGES edges, of this row or the next:
 #             what rows of a program wait for is x alone
-#   begins    BESIDE: with the kernel before it, which made nothing of what is read
 #   order     edges left to right within a row or slice, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
 def _spmm_row_kernel(
@@ -81,9 +79,9 @@ def _spmm_row_kernel(
     num_tasks, num_rows, num_loops, split, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    BESIDE: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    beside_previous() if BESIDE else after_previous()
+    after_previous()
     pid = tl.program_id(0)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
@@ -129,8 +127,6 @@ def _spmm_row_kernel(
             if edge_weight_ptr is not None:
                 places = first_columns(edge_perm_ptr, end, limit, EDGES, STAGES)
         begin, end = end, next_end
-    if BESIDE:
-        after_previous()
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
@@ -199,7 +195,6 @@ def _plan(
     loops: bool,
     keep_aggregate: bool,
     out_dtype: torch.dtype,
-    beside: bool,
 ) -> Plan:
     windows = w.row_mask is not None
     if windows:
@@ -223,7 +218,7 @@ def _plan(
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
-        rest = (*counts, *weight_strides, *shape, config.rows, config.step, config.stages, beside, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.rows, config.step, config.stages, *epilogue)
         by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
@@ -248,7 +243,6 @@ def plan_of(
     relu: bool,
     keep_aggregate: bool,
     out_dtype: torch.dtype,
-    beside: bool = False,
 ) -> Plan:
     """What :func:`launch_plan` launches for such operands, as it was prepared when they first came.
 
@@ -263,15 +257,14 @@ def plan_of(
         relu: Whether negative results become 0.
         keep_aggregate: Whether the sums are returned beside their product with ``weight``.
         out_dtype: That of the result.
-        beside: As of :func:`spmm`.
     """
     out_dim, strides = (None, (0, 0)) if weight is None else (weight.size(0), weight.stride())
     shape = (dim, x.dtype, out_dim, strides, x.stride(0), x.size(1), relu, scales.loop_weight is not None)
     dtypes = [None if vector is None else vector.dtype for vector in (*scales, bias)]
-    key = ("spmm", *shape, keep_aggregate, out_dtype, beside, *dtypes)
+    key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
     plan: Plan | None = w.plans.get(key)
     if plan is None:
-        plan = w.plans[key] = _plan(w, edges, *shape, keep_aggregate, out_dtype, beside)
+        plan = w.plans[key] = _plan(w, edges, *shape, keep_aggregate, out_dtype)
     return plan
 
 
@@ -327,19 +320,14 @@ def spmm(
     relu: bool,
     keep_aggregate: bool,
     out_dtype: torch.dtype,
-    beside: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Launches the kernels; operands are checked by :mod:`graphfuse.ops`. Returns ``(out, aggregate)``.
-
-    ``beside``: the kernel that was launched last made no operand, and nothing it reads was given back since.
-    Where rows are walked and gathered as they are, the first kernel runs beside it.
-    """
+    """Launches the kernels; operands are checked by :mod:`graphfuse.ops`. Returns ``(out, aggregate)``."""
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
-                keep_aggregate, out_dtype, beside,
+                keep_aggregate, out_dtype,
             )  # fmt: skip
     dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
     x_dim = launch.gathered_width(*sizes, dim, x.element_size())
@@ -348,11 +336,12 @@ def spmm(
         # windows would scale the rows in each step of the loop, and copy them through registers for it
         scale, col_scale = col_scale.contiguous(), None
     if scale is not None or x_dim != dim:
-        x, beside = gathered(w.plans, x[:, None], x_dim, scale)[:, 0], False
+        x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]
     # an expanded gradient is not contiguous, say
-    given = (edge_weight, loop_weight, row_scale, col_scale, bias)
-    vectors = [None if vector is None else vector.contiguous() for vector in given]
-    beside = beside and all([copy is vector for copy, vector in zip(vectors, given, strict=True)])
+    vectors = [
+        None if vector is None else vector.contiguous()
+        for vector in (edge_weight, loop_weight, row_scale, col_scale, bias)
+    ]
     scales, bias = Scales(*vectors[:4]), vectors[4]
-    plan = plan_of(w, edges, x, dim, scales, weight, bias, relu, keep_aggregate, out_dtype, beside)
+    plan = plan_of(w, edges, x, dim, scales, weight, bias, relu, keep_aggregate, out_dtype)
     return launch_plan(plan, x, scales, weight, bias, aligned(x, weight, *vectors))

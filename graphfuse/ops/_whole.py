@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import RowWindows
-from graphfuse.formats.walk import Walks
 from graphfuse.ops import _aggregate, _check, columns
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import for_gradient, is_batched, runs_directly
-from graphfuse.ops.sddmm import contiguous_rows
 
 
 def runs_whole(x: Tensor, numel: int, *parameters: Tensor) -> bool:
@@ -150,14 +148,12 @@ def _gradients_of_sparse(
         # in one pass: a parameter takes no gradient that is laid out in another way
         turned = _aggregate.differentiable(how, grad, values, None, None, None)[0].t().contiguous()
         return turned, None if of_bias is None else of_bias.sum(0)
-    total = None if of_bias is None else columns.own_sum(of_bias)
-    w, rows = how.graph, contiguous_rows(grad)
-    assert isinstance(w, Walks)
-    beside = total is not None and rows is grad  # runs beside the sum
-    weights, _ = _aggregate.kernels().spmm(
-        w.forward, w.edges, rows, values, None, None, None, None, None, False, False, values.dtype, beside
-    )
-    return _stacked(Maps((weights,), ()), turned=True)[0], total
+    weights = _aggregate.differentiable(how, grad, values, None, None, None)[0]
+    into = None  # of no features nothing is launched that the sum might run beside
+    if of_bias is not None and weights.numel() > 0:
+        into = of_bias.new_empty(of_bias.size(1))
+    turned, _ = _stacked(Maps((weights,), ()), turned=True)
+    return turned, None if of_bias is None else columns.own_sum(of_bias, into)
 
 
 def map_gradients(
