@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, beside_previous
+from graphfuse.kernels.tiles import after_previous
 
 MAX_BLOCK = 1024  # columns of a program
 AT_ONCE = 8192  # rows up to which one program sums up all of a few columns
@@ -50,9 +50,9 @@ def _bias_kernel(
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def _column_sum_kernel(
     partial_ptr, x_ptr, num_rows, length, x_stride,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, BESIDE: tl.constexpr, ACC: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    beside_previous() if BESIDE else after_previous()
+    after_previous()
     blocks = tl.cdiv(DIM, BLOCK_DIM)
     pid = tl.program_id(0) // blocks
     offs_dim = (tl.program_id(0) % blocks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
@@ -65,8 +65,6 @@ def _column_sum_kernel(
         acc += tl.load(x_ptr + offs, mask=mask, other=0.0).to(ACC)
     total = tl.sum(acc, 0).to(partial_ptr.dtype.element_ty)
     tl.store(partial_ptr + pid.to(tl.int64) * DIM + offs_dim, total, mask=offs_dim < DIM)
-    if BESIDE:
-        after_previous()
 
 
 # Adds the slices: partial [num_slices, WIDTH] to out [WIDTH].
@@ -113,17 +111,15 @@ class _SumPlan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _sum_plan(
-    index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: int, stride: int, beside: bool
-) -> _SumPlan:
+def _sum_plan(index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: int, stride: int) -> _SumPlan:
     acc = accumulator(dtypes[0])
     if num_rows <= AT_ONCE:
         block = min(launch.power_of_two(dim), 4)  # few columns make many programs, none of them long
-        rest = (num_rows, num_rows, stride, dim, block, 16384 // block, beside, acc)
+        rest = (num_rows, num_rows, stride, dim, block, 16384 // block, acc)
         return _SumPlan(1, Launch(_column_sum_kernel, -(-dim // block), 16, (), rest), None)
     config = launch.whole_rows(min(dim, MAX_BLOCK))
     length, num_slices = launch.row_slices(num_rows, config.rows)
-    rest = (num_rows, length, stride, dim, config.block_dim, config.rows, False, acc)
+    rest = (num_rows, length, stride, dim, config.block_dim, config.rows, acc)
     main = Launch(_column_sum_kernel, num_slices * -(-dim // config.block_dim), config.warps, (), rest)
     return _SumPlan(num_slices, main, slices_merge(num_slices, dim, acc))
 
@@ -149,14 +145,12 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def column_sums(x: Tensor, dtype: torch.dtype, into: Tensor | None = None) -> Tensor:
+def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Launches the kernel, or of many rows the two.
 
     Args:
         x: ``[num_rows, dim]``, contiguous features; both sizes are at least 1.
         dtype: Of the result.
-        into: Where the result goes, older than the kernel that was launched last, which is one of this
-            package's and does not make ``x``: up to AT_ONCE rows are summed beside it.
 
     Returns:
         The sum of the rows, ``[dim]``, kept in float32 (float64 for float64).
@@ -164,12 +158,10 @@ def column_sums(x: Tensor, dtype: torch.dtype, into: Tensor | None = None) -> Te
     index = x.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return column_sums(x, dtype, into)
+            return column_sums(x, dtype)
     num_rows, dim = x.shape
-    plan = _sum_plan(
-        index, (x.dtype, dtype), num_rows, dim, x.stride(0), into is not None and num_rows <= AT_ONCE
-    )
-    out = partial = x.new_empty(dim, dtype=dtype) if into is None else into
+    plan = _sum_plan(index, (x.dtype, dtype), num_rows, dim, x.stride(0))
+    out = partial = x.new_empty(dim, dtype=dtype)
     if plan.merge is not None:
         acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         partial = x.new_empty(plan.num_slices, dim, dtype=acc)

@@ -17,7 +17,7 @@ from torch import Tensor
 from graphfuse.kernels import linear_shapes
 from graphfuse.kernels.launch import Config
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, beside_previous, dot
+from graphfuse.kernels.tiles import after_previous, dot
 
 
 # y = x W^T + b.
@@ -61,16 +61,15 @@ def _linear_kernel(
 #   grid      (num_splits, blocks): one program = one slice x one tile [BLOCK_LEFT, BLOCK_RIGHT] of dW
 #   reads     left [num_rows, LEFT], right [num_rows, RIGHT], grad [num_grads, LEFT]; SUMMED: grad is left
 #   writes    partial ACC [num_splits, LEFT * RIGHT + LEFT]
-#   begins    BESIDE: with the kernel before it, which made none of its operands
 #   order     rows top to bottom, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_grads", "num_splits"])
 def _linear_grad_kernel(
     partial_ptr, left_ptr, right_ptr, grad_ptr, num_rows, num_grads, num_splits,
     left_stride, right_stride, grad_stride,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_LEFT: tl.constexpr, BLOCK_RIGHT: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr, BESIDE: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, SUMMED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    beside_previous() if BESIDE else after_previous()
+    after_previous()
     split, tile = tl.program_id(0), tl.program_id(1)
     blocks = tl.cdiv(RIGHT, BLOCK_RIGHT)
     offs_left = (tile // blocks) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
@@ -110,8 +109,6 @@ def _linear_grad_kernel(
                 mask = (offs_grad < last)[:, None] & mask_left[None, :]
                 total += tl.sum(tl.load(grad_ptr + offs, mask=mask, other=0.0).to(ACC), 0)
             tl.store(partial_ptr + LEFT * RIGHT + offs_left, total, mask=mask_left)
-    if BESIDE:
-        after_previous()
 
 
 # Adds the slices: partial [num_splits, LEFT * RIGHT + LEFT] to weight [LEFT, RIGHT] and bias [LEFT].
@@ -196,14 +193,14 @@ def _grad_launches(
     shape: tuple[int, int],
     strides: tuple[int, ...],
     config: Config,
-    *how: bool,
+    summed: bool,
 ) -> tuple[Launch, Launch]:
     left, right = shape
     assert dtypes[0] is not None
     acc, size = accumulator(dtypes[0]), left * (right + 1)
     blocks = -(-left // config.block_dim) * -(-right // config.block_out)
     tile = (config.block_dim, config.block_out, config.step, config.stages)
-    rest = (1, 1, 1, *strides, *shape, *tile, *how, acc)
+    rest = (1, 1, 1, *strides, *shape, *tile, summed, acc)
     main = Launch(_linear_grad_kernel, 1, config.warps, (), rest, groups=blocks)
     adds = linear_shapes.linear_grad_merge(size)
     return main, Launch(_linear_grad_merge_kernel, -(-size // adds[0]), 4, (), (1, *shape, *adds, acc))
@@ -215,7 +212,6 @@ def _plan(
     right: Tensor,
     grad: Tensor | None,
     bias_dtype: torch.dtype | None,
-    beside: bool,
 ) -> _Plan:
     num_rows, shape = left.size(0), (left.size(1), right.size(1))
     config = linear_shapes.linear_grad(num_rows, *shape)
@@ -225,7 +221,7 @@ def _plan(
         num_grads, grad_stride, grad_dtype = grad.size(0), grad.stride(0), grad.dtype
     strides = (left.stride(0), right.stride(0), grad_stride)
     dtypes = (left.dtype, grad_dtype, bias_dtype)
-    main, merge = _grad_launches(index, dtypes, shape, strides, config, grad is left, beside)
+    main, merge = _grad_launches(index, dtypes, shape, strides, config, grad is left)
     main = main.resized(num_splits, num_rows, num_grads, num_splits)
     return _Plan(num_splits, main, merge.resized(None, num_splits))
 
@@ -236,7 +232,6 @@ def linear_grad(
     right: Tensor,
     grad: Tensor | None,
     bias_dtype: torch.dtype | None,
-    beside: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Launches the two kernels of the gradients.
 
@@ -246,8 +241,6 @@ def linear_grad(
         right: ``[num_rows, dim]``, dtype of ``left``, contiguous features.
         grad: ``[num_grads, out_dim]`` with contiguous features, or None; it may be ``left``.
         bias_dtype: Dtype of the sum of ``grad``.
-        beside: Whether the kernel that was launched last, which is one of this package's, made no operand and
-            nothing it reads was given back since: the first of the two runs beside it then.
 
     Returns:
         ``left.T @ right`` and, with ``grad``, its sum over rows.
@@ -255,7 +248,7 @@ def linear_grad(
     index = left.get_device()
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
-            return linear_grad(plans, left, right, grad, bias_dtype, beside)
+            return linear_grad(plans, left, right, grad, bias_dtype)
     addresses = left.data_ptr() | right.data_ptr()
     key: tuple[Any, ...] = (
         "linear_grad",
@@ -264,7 +257,6 @@ def linear_grad(
         right.shape,
         left.stride(0),
         right.stride(0),
-        beside,
     )
     if grad is left:
         key += (bias_dtype,)
@@ -273,7 +265,7 @@ def linear_grad(
         key += (bias_dtype, grad.dtype, grad.size(0), grad.stride(0))
     plan = plans.get(key)
     if plan is None:
-        plan = plans[key] = _plan(index, left, right, grad, bias_dtype if grad is not None else None, beside)
+        plan = plans[key] = _plan(index, left, right, grad, bias_dtype if grad is not None else None)
     out_dim, dim = left.size(1), right.size(1)
     acc = torch.float64 if left.dtype == torch.float64 else torch.float32
     partial = left.new_empty(plan.num_splits, out_dim * (dim + 1), dtype=acc)

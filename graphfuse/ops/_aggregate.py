@@ -161,30 +161,11 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(plans: dict[Any, Any] | None, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W^T + b``, by a kernel with its ``plans`` or, without, by PyTorch's; ``bias`` is contiguous."""
-    if not _runs_linear(plans, x, weight):
+    if plans is None or not orders.is_narrow(x.size(0), x.size(1), weight.size(0)):
         # autocast is on for no layer that has a bias here
         return _product(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     y: Tensor = _linear_launchers()[0](plans, contiguous_rows(x), weight, bias)
     return y
-
-
-def _runs_linear(plans: dict[Any, Any] | None, x: Tensor, weight: Tensor) -> bool:
-    return plans is not None and orders.is_narrow(x.size(0), x.size(1), weight.size(0))
-
-
-def linear_gradients(
-    plans: dict[Any, Any] | None, grad: Tensor, x: Tensor, weight: Tensor | None, of_bias: Tensor | None
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Gradients of ``x``, with its ``weight``, and of that in ``grad``'s map; and the sum of ``of_bias``.
-
-    Without a ``weight`` there is no gradient of ``x``. Kernels of this package's run side by side.
-    """
-    dx, beside = None, False
-    if weight is not None:
-        turned = weight.t()
-        dx = linear(plans, grad, turned)
-        beside = _runs_linear(plans, grad, turned) and contiguous_rows(grad) is grad
-    return dx, *linear_grad(plans, grad, x, of_bias, grad.dtype, beside)
 
 
 def _definition(
@@ -333,19 +314,18 @@ def linear_grad(
     right: Tensor,
     grad: Tensor | None,
     bias_dtype: torch.dtype | None,
-    beside: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``left^T right`` and, with ``grad``, the sum of its rows; as :func:`linear`, perhaps ``beside`` it."""
+    """``left^T right`` and, with ``grad``, the sum of its rows; as :func:`linear`."""
     if (
         plans is not None
         and not torch.is_grad_enabled()  # else a second derivative is wanted
         and orders.launch_bound(left.size(0), left.size(1), right.size(1))
         and _check.runs_kernel(left)
     ):
-        given = (left, right, grad)
-        rows = [None if one is None else contiguous_rows(one) for one in given]
-        beside = beside and all([copy is one for copy, one in zip(rows, given, strict=True)])
-        found: tuple[Tensor, Tensor | None] = _linear_launchers()[1](plans, *rows, bias_dtype, beside)
+        rows = None if grad is None else contiguous_rows(grad)
+        found: tuple[Tensor, Tensor | None] = _linear_launchers()[1](
+            plans, contiguous_rows(left), contiguous_rows(right), rows, bias_dtype
+        )
         return found
     return _product(left.t(), right), None if grad is None else column_sums(grad, bias_dtype or grad.dtype)
 

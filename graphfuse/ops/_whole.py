@@ -131,29 +131,24 @@ def row_gradients(
         Those of the features, of the stacked weights and of the bias.
     """
     plans = None if is_batched(grad) else _plans(windows)
+    dx = None if weight is None else _aggregate.linear(plans, grad, weight.t())
     if features is None:
-        dx = None if weight is None else _aggregate.linear(plans, grad, weight.t())
         return dx, None, None if of_bias is None else bias_gradient(of_bias)
-    if features.entries is None:
-        return _aggregate.linear_gradients(plans, grad, features.x, weight, of_bias)
-    return None, *_gradients_of_sparse(grad, features.x, features.entries, of_bias)
+    x, entries = features
+    if entries is None:
+        return dx, *_aggregate.linear_grad(plans, grad, x, of_bias, grad.dtype)
+    of_weights = _gradient_of_sparse(grad, x, entries)
+    return dx, of_weights, None if of_bias is None else bias_gradient(of_bias)
 
 
-def _gradients_of_sparse(
-    grad: Tensor, values: Tensor, entries: RowWindows, of_bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _gradient_of_sparse(grad: Tensor, values: Tensor, entries: RowWindows) -> Tensor:
     how = _sum_of(entries, values.dtype)
     how = how._replace(graph=for_gradient(how.graph, grad).transpose())
-    if is_batched(grad):
-        # in one pass: a parameter takes no gradient that is laid out in another way
-        turned = _aggregate.differentiable(how, grad, values, None, None, None)[0].t().contiguous()
-        return turned, None if of_bias is None else of_bias.sum(0)
     weights = _aggregate.differentiable(how, grad, values, None, None, None)[0]
-    into = None  # of no features nothing is launched that the sum might run beside
-    if of_bias is not None and weights.numel() > 0:
-        into = of_bias.new_empty(of_bias.size(1))
-    turned, _ = _stacked(Maps((weights,), ()), turned=True)
-    return turned, None if of_bias is None else columns.own_sum(of_bias, into)
+    # a parameter takes no gradient that is laid out in another way
+    if is_batched(grad):
+        return weights.t().contiguous()
+    return _stacked(Maps((weights,), ()), turned=True)[0].contiguous()
 
 
 def map_gradients(

@@ -67,16 +67,10 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     return total if total.dtype == dtype else total.to(dtype)
 
 
-def own_sum(x: Tensor, into: Tensor | None = None) -> Tensor:
-    """:func:`column_sums` in its own dtype, of an ``x`` that kernels run on.
-
-    Args:
-        x: ``[num_rows, dim]``.
-        into: See :func:`graphfuse.kernels.columns.column_sums`; it need not be what is returned.
-    """
+def own_sum(x: Tensor) -> Tensor:
+    """:func:`column_sums` in its own dtype, of an ``x`` that kernels run on."""
     if _sum_pays(x):
-        rows = contiguous_rows(x)
-        found: Tensor = _launchers().column_sums(rows, x.dtype, into if rows is x else None)
+        found: Tensor = _launchers().column_sums(contiguous_rows(x), x.dtype)
         return found
     return x.sum(0)
 

@@ -62,7 +62,6 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
         "BLOCK_RIGHT": config.block_out,
         "ROWS": config.step,
         "STAGES": config.stages,
-        "BESIDE": True,
         "SUMMED": False,
     }
     kernel, merge = linear._linear_grad_kernel, linear._linear_grad_merge_kernel
@@ -168,10 +167,10 @@ def columns_of(dtype: str, dim: int) -> Iterator[Case]:
     config, name = launch.whole_rows(min(dim, columns.MAX_BLOCK)), f"[{dtype}-{dim}]"
     operands = dict.fromkeys(("y_ptr", "x_ptr", "bias_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
     constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
-    for kernel, more in ((columns._bias_kernel, {}), (columns._column_sum_kernel, {"BESIDE": False})):
-        yield Case(kernel.__name__ + name, kernel, operands, constants | more, config.warps)
-    at_once = columns._sum_plan(0, (torch.float32,), columns.AT_ONCE, dim, dim, True).main
-    constants = dict(zip(("DIM", "BLOCK_DIM", "ROWS", "BESIDE", "ACC"), at_once._rest[3:], strict=True))
+    for kernel in (columns._bias_kernel, columns._column_sum_kernel):
+        yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
+    at_once = columns._sum_plan(0, (torch.float32,), columns.AT_ONCE, dim, dim).main
+    constants = dict(zip(("DIM", "BLOCK_DIM", "ROWS", "ACC"), at_once._rest[3:], strict=True))
     kernel, warps = at_once._kernel, at_once._options["num_warps"]
     yield Case(f"{kernel.__name__}{name}-at-once", kernel, operands, constants, warps)
     for num_slices in (20, columns.MERGE_SLICES):
