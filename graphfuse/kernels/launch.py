@@ -248,6 +248,13 @@ def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = Fals
 
 
 @functools.cache
+def attention_delta(dim: int) -> Config:
+    """Kernel of what backward knows of rows in float32: four elements a thread, one warp if that will do."""
+    width = power_of_two(dim)
+    return Config(width, 1, 1, max(1, width // 128), rows=max(1, 128 // width))
+
+
+@functools.cache
 def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 

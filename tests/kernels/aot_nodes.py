@@ -137,10 +137,13 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
     for kernel in (
         gathered._gathered_kernel,
-        attention_bwd._attention_delta_kernel,
         additive_bwd._additive_delta_kernel,
+        attention_bwd._attention_delta_kernel,
     ):
         name = f"{kernel.__name__}[{dtype}-{heads}-{dim}]"
+        if dtype == "fp32" and kernel is attention_bwd._attention_delta_kernel:
+            config = launch.attention_delta(dim)
+            shape |= {"ROWS": config.rows}
         yield Case(name, kernel, operands, shape | strides | edges, config.warps)
 
 
