@@ -88,8 +88,9 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
     wanted, wanted_grads = run(layer, x)
     assert not named_nodes(wanted).endswith("LayerBackward")
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # another kernel may take its product
-    # some gradients are 0 but for rounding, as that of the keys' bias, and sums have another order
-    torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-5)
+    # some gradients are 0 but for the rounding of sums, which have another order, as that of the keys' bias
+    largest = max(float(one.abs().max()) for one in wanted_grads)
+    torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-6 * largest)
 
 
 SPARSE = [name for name in LAYERS if name.startswith(("GAT", "Transformer"))]
