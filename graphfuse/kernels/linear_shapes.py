@@ -1,4 +1,4 @@
-"""Launch configurations of small linear maps, read off sweeps (results/nvidia-h200/linear_maps.md)."""
+"""Launch configurations of small linear maps, read off sweeps on an H100 (small_maps.md of its results)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The order of the products of A X W^T, and whose kernels take them: functions of the sizes alone.
 
-The rules were read off sweeps on one H200 (results/nvidia-h200/gemm_orders.md, linear_maps.md).
+The rules were read off sweeps (gemm_orders.md and linear_maps.md of the H200's results, small_maps.md of the
+H100's).
 """
 
 from __future__ import annotations

@@ -29,10 +29,11 @@ def shape(width: int, fused: bool, num_rows: int, num_edges: int, num_tasks: int
     """For rows of ``width`` features, a power of two; ``fused`` with a product, which wants all of them.
 
     Of few rows the longest is waited for. Where none is long, so that none is listed as a task, it is the
-    start of programs: a row has one then, not one for 64 of its features (small_steps.md).
+    start of programs: a row has one then, not one for 64 of its features (of the H100, small_maps.md).
     """
     if num_rows < FULL and not fused:
-        if width > 64 and num_tasks == 0 and num_edges <= _SHORT * num_rows:
+        even = num_tasks == 0 and num_edges <= _SHORT * num_rows
+        if even and width > 64 and num_rows * width >= 64 * (FULL // 2):
             return Shape(min(width, 256), 8, 1, 1, 1)
         return Shape(min(width, 64), 32, 1, 1, 1)
     block = width if fused else min(width, 128)

@@ -298,7 +298,8 @@ def test_rows_of_aggregation_fill_the_gpu() -> None:
         return config.step, config.rows
 
     assert shape(2000, 4) == shape(2000, 18, 256, 1) == shape(2000, 60, 256) == (32, 1)
-    assert shape(2000, 18, 128) == shape(2000, 34, 256) == (8, 1)  # none is long
+    assert shape(2000, 18, 128) == shape(700, 34, 256) == (8, 1)  # none is long
+    assert shape(700, 18, 128) == (32, 1)  # nor are there many programs to start
     assert shape(8000, 36) == (8, 1)
     assert shape(13_752, 36) == (8, 2)
     assert shape(18_333, 9) == shape(81_306, 33) == (8, 4)
