@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from graphfuse.kernels import float32_rows, launch, orders
+from graphfuse.kernels import float32_rows, launch, linear_shapes, orders
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
@@ -308,3 +308,39 @@ def test_rows_of_aggregation_fill_the_gpu() -> None:
     assert shape(9_319, 492) == shape(232_965, 492) == (32, 1)  # rows of many steps
     assert shape(232_965, 127) == (8, 4)
     assert shape(232_965, 492, 128) == (16, 1)
+
+
+def test_merges_of_rows_take_as_many_slices_as_there_are() -> None:
+    assert [launch.merge(1, 64, slices=slices)[:2] for slices in (2, 5, 9, 1000)] == [
+        (4, 1),
+        (8, 1),
+        (16, 1),
+        (16, 1),
+    ]
+    assert [launch.merge(1, 64, slices=slices).warps for slices in (2, 5, 9, 1000)] == [1, 1, 4, 4]
+    assert launch.merge(1, 1024, slices=9).slots == 2
+
+
+def test_small_maps_are_taken_by_kernels() -> None:
+    """Up to where PyTorch's were slower; each number of a row is in one step of one warp."""
+    assert (
+        orders.is_narrow(2708, 64, 64) and orders.is_narrow(8192, 64, 28) and orders.is_narrow(16384, 32, 64)
+    )
+    assert orders.is_narrow(2708, 1433, 16) and not orders.is_narrow(16384, 64, 28)
+    assert not orders.is_narrow(2708, 65, 17) and not orders.is_narrow(2708, 64, 65)
+    for num_rows, block_out in ((2708, 16), (8192, 32)):
+        config = linear_shapes.linear(num_rows, 64, 28)
+        assert (config.block_dim, config.step, config.warps, config.stages) == (64, 1, 1, 1)
+        assert config.block_out == block_out
+    assert linear_shapes.linear(2708, 65, 28).warps == 4
+    assert linear_shapes.linear(2708, 41, 28, piecemeal=True).warps == 8
+    assert (
+        linear_shapes.linear_grad(2708, 28, 64).stages == 1 < linear_shapes.linear_grad(16384, 28, 64).stages
+    )
+
+
+def test_what_backward_knows_of_rows_has_four_numbers_a_thread() -> None:
+    for dim, rows, warps in ((7, 16, 1), (8, 16, 1), (64, 2, 1), (128, 1, 1), (300, 1, 4)):
+        config = launch.attention_delta(dim)
+        assert (config.rows, config.warps) == (rows, warps)
+        assert config.rows * config.block_dim == 128 * warps

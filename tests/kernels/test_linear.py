@@ -34,14 +34,22 @@ def test_linear(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (600, 7, 70), (300, 70, 5), (257, 16, 33)], ids=str)
 @pytest.mark.parametrize("num_grads", [None, "left", 40, 700])
+@pytest.mark.parametrize("long", [False, True], ids=["a step a slice", "four"])
 def test_equals_the_product(
     dtype: torch.dtype,
     shape: tuple[int, int, int],
     num_grads: int | str | None,
+    long: bool,
     device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
+    from graphfuse.kernels import linear_shapes
     from graphfuse.kernels.linear import linear_grad
+
+    if long:
+        monkeypatch.setattr(linear_shapes, "_LINEAR_GRADS", 0)
+    assert linear_shapes.linear_grad(*shape).rows == (256 if long else 64)
 
     num_rows, out_dim, dim = shape
     left = torch.randn(num_rows, out_dim + 3, device=device).to(dtype)[:, :out_dim]
