@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, spmm
 from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_spmm import build, check_spmm, draw
@@ -85,3 +85,22 @@ def test_slices_of_wide_rows_are_longer_where_windows_are_few(
     longer = [w.plans[key] for key in w.plans if key[0] == "longer_slices"]
     assert [(one.split, one.num_slots) for one in longer] == ([(48, 10)] if times > 1 else [])
     assert (w.split, w.num_slots) == (32, 15)
+
+
+@pytest.mark.parametrize("hub", [0, 60, 400, 1500])
+def test_few_rows_have_a_program_each_if_none_is_long(hub: int, device: torch.device) -> None:
+    """Not one for each 64 features; and merges as many slices at a time as a row has."""
+    src, dst = torch.randint(700, (2000,)), torch.arange(700).repeat_interleave(3)[:2000]
+    hubs = torch.arange(hub) % 700, torch.full((hub,), 5)
+    edge_index = torch.stack([torch.cat([src, hubs[0]]), torch.cat([dst, hubs[1]])])
+    graph = RowWindows.from_edge_index(edge_index.to(device), (700, 700)).walks(True, True)
+    w, x = graph.forward, torch.empty(700, 256, device=device)
+    weights = torch.empty(edge_index.size(1), device=device)
+    scales = spmm.Scales(weights, None, None, None)
+    plan = spmm.plan_of(w, graph.edges, x, 256, scales, None, None, False, False, x.dtype)
+    assert (w.tasks.size(0) > 0, w.num_slots > 0) == (hub >= 400, hub == 1500)
+    assert plan.main._grid == (w.tasks.size(0) + 700, 1 if hub < 400 else 4)
+    assert (plan.merge is None) == (hub < 1500)
+    if plan.merge is not None:
+        slots, merge = launch.power_of_two(w.num_slots, 4), plan.merge._rest[-5:-2]
+        assert merge == (slots, 1, 1) and plan.merge._options["num_warps"] == 1
