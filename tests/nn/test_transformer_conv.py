@@ -20,6 +20,7 @@ import graphfuse
 from graphfuse import RowWindows, ops
 from graphfuse.nn import TransformerConv
 from graphfuse.nn._dispatch import path_taken
+from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS
 from tests.nn._transformer import pair
 
@@ -267,8 +268,10 @@ def test_projections(
     x: Any = torch.randn(33, 4, device=device)
     x = x if channels == 4 else (x, torch.randn(33, 4, device=device))
     wanted = theirs(x, edge_index)
-    linear = torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: seen.append(1) or linear(*given))
+    for module in (torch.nn.functional, _aggregate):  # a layer as one Function has the latter
+        linear = module.linear
+        count = functools.partial(lambda linear, *given: seen.append(1) or linear(*given), linear)
+        monkeypatch.setattr(module, "linear", count)
     torch.testing.assert_close(ours(x, edge_index), wanted)
     assert path_taken(ours) == [] and len(seen) == products
 
