@@ -227,13 +227,13 @@ class Merge(NamedTuple):
 
 
 @functools.cache
-def merge(height: int, width: int, whole: bool = False, slices: int = 16) -> Merge:
+def merge(height: int, width: int, whole: bool = False, longest: int = 128) -> Merge:
     """Merges of slices ``[height, width]``; ``whole``: all rows in one program, for a product.
 
-    More on their way costs merges of two slices what it brings hubs; of rows with few ``slices`` a warp does.
+    More on their way costs merges of two slices what it brings hubs. An eighth of the ``longest`` is enough.
     """
     if height == 1:
-        slices = min(16, power_of_two(slices, 4))
+        slices = min(16, power_of_two(-(-longest // 8), 4))
         return Merge(max(1, min(slices, 2048 // power_of_two(width))), 1, 1, 1 if slices <= 8 else 4)
     rows = height if whole else height // 2
     return Merge(1, rows, max(1, min(4, 8192 // (rows * width))), 4)

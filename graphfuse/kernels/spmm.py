@@ -223,8 +223,8 @@ def _plan(
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
     if w.num_slots > 0:
-        slices = -(-w.num_slots // w.merges.size(0))
-        adds = launch.merge(w.height, config.block_dim, out_dim is not None, slices)
+        longest = w.num_slots - 2 * (w.merges.size(0) - 1)  # at most, as the others have two and more
+        adds = launch.merge(w.height, config.block_dim, out_dim is not None, longest)
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)

@@ -51,8 +51,8 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         registers = config.registers if kernel is spmm._spmm_window_kernel else None
         return Case(name, kernel, operands, constants | more, config.warps, registers)
 
-    def merge(height: int, label: str, slices: int = 16) -> Case:
-        adds = launch.merge(height, config.block_dim, out_dim is not None, slices)
+    def merge(height: int, label: str, longest: int = 128) -> Case:
+        adds = launch.merge(height, config.block_dim, out_dim is not None, longest)
         how = {"SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
         warps = config._replace(warps=adds.warps)
         return case(spmm._spmm_merge_kernel, warps, height, full, label, **how)
@@ -68,7 +68,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         yield case(spmm._spmm_row_kernel, config, 1, bare, f"{label}-bare")
         yield case(spmm._spmm_row_kernel, config, 1, full | weights, f"{label}-weighted")
     yield merge(1, "rows")
-    yield merge(1, "rows-few", 4)
+    yield merge(1, "rows-few", 9)
 
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:

@@ -310,15 +310,15 @@ def test_rows_of_aggregation_fill_the_gpu() -> None:
     assert shape(232_965, 492, 128) == (16, 1)
 
 
-def test_merges_of_rows_take_as_many_slices_as_there_are() -> None:
-    assert [launch.merge(1, 64, slices=slices)[:2] for slices in (2, 5, 9, 1000)] == [
-        (4, 1),
-        (8, 1),
-        (16, 1),
-        (16, 1),
+def test_merges_of_rows_take_an_eighth_of_the_longest_at_a_time() -> None:
+    found = [launch.merge(1, 64, longest=slices) for slices in (2, 33, 65, 1000)]
+    assert [(one.slots, one.rows, one.warps) for one in found] == [
+        (4, 1, 1),
+        (8, 1, 1),
+        (16, 1, 4),
+        (16, 1, 4),
     ]
-    assert [launch.merge(1, 64, slices=slices).warps for slices in (2, 5, 9, 1000)] == [1, 1, 4, 4]
-    assert launch.merge(1, 1024, slices=9).slots == 2
+    assert launch.merge(1, 1024).slots == 2
 
 
 def test_small_maps_are_taken_by_kernels() -> None:
