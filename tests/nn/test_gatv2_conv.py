@@ -13,6 +13,7 @@ from graphfuse import RowWindows
 from graphfuse.nn import GATv2Conv
 from graphfuse.nn._dispatch import path_taken
 from graphfuse.nn.gat_conv import summed_at_receivers
+from graphfuse.ops import _aggregate
 from graphfuse.testing import GRAPHS
 from tests.nn import _gat
 from tests.nn._gat import MISFIT, NOT_DENSE, PLAIN, SUBSET, TWO_SETS, falls_back, name_of
@@ -255,13 +256,17 @@ def test_projections(
     x = torch.randn(7, 4, device=device)
     seen: list[int] = []
     wanted = layers[1](x, edge_index)
-    linear = torch.nn.functional.linear
+    for module, place in (
+        (torch.nn.functional, 1),
+        (_aggregate, 2),
+    ):  # a layer as one Function has the latter
+        linear = module.linear
 
-    def watched(x: torch.Tensor, weight: torch.Tensor, *bias: Any) -> torch.Tensor:
-        seen.append(weight.size(0))
-        return linear(x, weight, *bias)
+        def watched(*given: Any, linear: Any = linear, place: int = place) -> Any:
+            seen.append(given[place].size(0))
+            return linear(*given)
 
-    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+        monkeypatch.setattr(module, "linear", watched)
     torch.testing.assert_close(layers[0](x, edge_index), wanted)
     assert path_taken(layers[0]) == [] and seen == widths
 
