@@ -19,6 +19,7 @@ from benchmarks.bench import Problem
 from graphfuse import reference
 from graphfuse.formats import build
 from graphfuse.kernels import launch
+from graphfuse.ops import _aggregate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -117,7 +118,8 @@ def test_a_variant_lasts_as_long_as_its_call() -> None:
 def test_projections(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablation, "_IN", 24)
     counted: list[int] = []
-    monkeypatch.setattr(ablation.F, "linear", _counting(torch.nn.functional.linear, counted))
+    for module in (ablation.F, _aggregate):  # a layer as one Function has the latter
+        monkeypatch.setattr(module, "linear", _counting(module.linear, counted))
     made = bench.REGISTRY["ablation_projection"]
     problem = made.problem(**CASE | {"mode": mode}, shape=(2, 16))
     products = []
