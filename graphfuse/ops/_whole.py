@@ -148,7 +148,7 @@ def _gradient_of_sparse(grad: Tensor, values: Tensor, entries: RowWindows) -> Te
     # a parameter takes no gradient that is laid out in another way
     if is_batched(grad):
         return weights.t().contiguous()
-    return _stacked(Maps((weights,), ()), turned=True)[0].contiguous()
+    return _stacked(Maps((weights,), ()), turned=True)[0]
 
 
 def map_gradients(
