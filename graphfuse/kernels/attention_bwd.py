@@ -203,7 +203,7 @@ def _delta_plan(structure: Structure, grad: Tensor, shape: Shape, copy_stride: i
     plan: Launch | None = plans.get(key)
     if plan is None:
         config = launch.whole_rows(max(shape.dim, shape.edge_dim))
-        if shape.dtype not in HALF:  # a thread has four numbers, as in row kernels, whose sums this repeats
+        if shape.dtype not in HALF:  # a thread has four numbers, as in row kernels, whose sums this meets
             config = launch.attention_delta(max(shape.dim, shape.edge_dim))
         blocks = launch.power_of_two(shape.dim), launch.power_of_two(shape.edge_dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), copy_stride, shape.heads, shape.dim)

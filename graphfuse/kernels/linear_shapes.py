@@ -10,11 +10,10 @@ _LINEAR_GRADS = 200  # programs of a linear map's gradient, where slices of 64 r
 
 def linear(num_rows: int, dim: int, out_dim: int, piecemeal: bool = False) -> Config:
     """Kernel of :func:`graphfuse.kernels.linear.linear`; a step is one block of features for each warp."""
-    if dim <= 64 and not piecemeal:
-        block_out = 16 if num_rows < FULL else min(power_of_two(out_dim, 16), 32)
-        return Config(power_of_two(dim, 16), 1, 1, 1, block_out, rows=16)
-    warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
     block_out = min(power_of_two(out_dim, 16), 32)
+    if dim <= 64 and not piecemeal:
+        return Config(power_of_two(dim, 16), 1, 1, 1, 16 if num_rows < FULL else block_out, rows=16)
+    warps = 1 if dim <= 32 else 8 if piecemeal else 4  # of rows off 4 bytes, not copied asynchronously
     return Config(min(power_of_two(dim, 16), 32), warps, 3 if out_dim <= 16 else 2, warps, block_out, rows=16)
 
 

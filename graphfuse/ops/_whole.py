@@ -170,10 +170,9 @@ def map_gradients(
         biased: Whether the maps have biases.
     """
     dx, of_weights, of_biases = row_gradients(windows, grad, features, weight, grad if biased else None)
-    found: list[Tensor | None] = []
-    for one in (of_weights, of_biases):
-        if one is not None:
-            found += one.split_with_sizes(widths)
-        elif one is of_weights:
-            found += [None] * len(widths)
+    found: list[Tensor | None] = [None] * len(widths)
+    if of_weights is not None:
+        found = [*of_weights.split_with_sizes(widths)]
+    if of_biases is not None:
+        found += of_biases.split_with_sizes(widths)
     return dx, found
