@@ -24,6 +24,15 @@ OF_RECORDS = (
         select("formats/test_quick", "both_builds_agree and (ragged or bipartite)"),
     ),
     Fault(
+        "one-kernel-last-source",
+        "off by one in a mask",
+        "the last source gets no gradient where backward of attention is one kernel",
+        "kernels/attention_bwd.py",
+        "sum(tasks) + rows.num_rows + columns.num_rows,",
+        "sum(tasks) + rows.num_rows + columns.num_rows - 1,",
+        select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
+    ),
+    Fault(
         "refilled-degrees",
         "stale record",
         "windows are refilled, and what layers derived of their edges stays",

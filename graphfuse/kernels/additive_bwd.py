@@ -25,7 +25,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
-from graphfuse.kernels.attention_bwd import merge_gradients
+from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.dropout import key_of

@@ -25,21 +25,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_launch, window_load
+from graphfuse.kernels.attention_bwd_merge import merge_gradients
+from graphfuse.kernels.attention_bwd_rows import attention_bwd_alone_kernel, attention_bwd_row_kernel
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
-from graphfuse.kernels.attention_rows import attention_bwd_row_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
+from graphfuse.kernels.loads import FULL
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
     load_rows,
     product_of_rows,
     rows_and_heads,
-    rows_at,
     store_pairs,
     store_quads,
 )
@@ -78,64 +77,8 @@ def _attention_delta_kernel(
         store_pairs(stats_ptr, place, live, lse, -delta)
 
 
-# Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
-#   grid      (num_merges * HEIGHT / ROWS, parts * ceil(HEADS / BLOCK_HEADS)): first, second and third, as far
-#             as there are, are merged at a time, as the slices of a hub are many and follow one another
-#   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
-#             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
-@triton.jit(do_not_specialize=["num_rows"])
-def attention_bwd_merge_kernel(
-    first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
-    OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr,
-    SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    after_previous()
-    WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
-    GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
-    part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS
-    if part == 0:
-        _merge(
-            first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE, HEADS, DIM,
-            BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
-        )  # fmt: skip
-    elif second_ptr is not None and part == 1:
-        _merge(
-            second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE,
-            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
-        )  # fmt: skip
-    elif third_ptr is not None:
-        _merge(
-            third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
-            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, SLOTS, ROWS, STAGES,
-            ACC,
-        )  # fmt: skip
-
-
-@triton.jit
-def _merge(
-    out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
-    nth, inner, head = rows_by_heads(first, group, SLOTS, ROWS, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask_dim = (offs_dim < DIM)[None, :]
-    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
-        slot = start + nth
-        live = (slot < end) & (head < HEADS)
-        offs = (slot.to(tl.int64) * HEIGHT + inner) * WIDTH + head * DIM
-        at = partial_ptr + offs[:, None] + offs_dim[None, :]
-        acc += tl.load(at, mask=live[:, None] & mask_dim, other=0.0)
-    acc = over_slots(acc, SLOTS)
-    _, inner, head = rows_by_heads(first, group, 1, ROWS, BLOCK_HEADS)
-    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
-    live = (rows < num_rows) & (head < HEADS)
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim)
+# Edges up to which a small graph's backward is one kernel in float32, which reads a third more for each.
+FEW_EDGES = 1 << 16
 
 
 class Saved(NamedTuple):
@@ -175,26 +118,13 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
 
 
-def merge_gradients(
-    w: Walk, stride: int, heads: int, dim: int, edge_dim: int, parts: int, acc: tl.dtype
-) -> Launch | None:
-    """Adds the slices of ``parts`` gradients, whose rows are ``stride`` apart; ``None`` if nothing is cut."""
-    if w.num_slots == 0:
-        return None
-    blocks = launch.attention_merge(heads, dim, edge_dim)
-    adds = launch.merge(w.height, blocks[0] * max(blocks[1:]))
-    rest = (w.num_rows, stride, heads, dim, edge_dim, *blocks, w.height, *adds[:3], acc)
-    programs, groups = w.merges.size(0) * w.height // adds.rows, parts * -(-heads // blocks[0])
-    graph = (w.merges, w.row_index)
-    return Launch(attention_bwd_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
-
-
 class Plans(NamedTuple):
-    """What backward launches."""
+    """What backward launches: these three, or one kernel alone."""
 
-    delta: Launch
-    rows: Plan
-    columns: Plan
+    delta: Launch | None
+    rows: Plan | None
+    columns: Plan | None
+    alone: Launch | None = None
 
 
 def _delta_plan(structure: Structure, grad: Tensor, shape: Shape, copy_stride: int) -> Launch:
@@ -235,15 +165,51 @@ def _direction_plan(
     return plan
 
 
-def backward_plans(
+def _alone_plan(
     structures: tuple[Structure, Structure],
     grad: Tensor,
     saved: Saved,
     shape: Shape,
     out_stride: int,
     copies: bool,
+) -> Launch | None:
+    # where launches are what a step waits for: few rows, whole, of few edges
+    rows, columns = (structure.walk for structure in structures)
+    plain = saved.edges is None and saved.key_scale is None and not shape.self_loops
+    if not plain or shape.dtype in HALF or rows.num_entries > FEW_EDGES:
+        return None
+    for w in (rows, columns):
+        if w.row_mask is not None or w.num_slots > 0 or w.num_rows >= FULL:
+            return None
+    heads, dim, scale, dropout, dtype, _, _ = shape
+    strides = (out_stride, *[tensor.stride(0) for tensor in (saved.q, grad, saved.k, saved.v)])
+    key = ("attention_bwd_alone", shape, strides, copies, structures[0].copies is None)
+    plan: Launch | None = rows.plans.get(key)
+    if plan is None:
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(rows))
+        graph: tuple[Tensor | None, ...] = ()
+        for w, copies_of_edges, _ in structures:
+            graph += (w.ptr, w.tasks, w.column, copies_of_edges)
+        tasks = rows.tasks.size(0), columns.tasks.size(0)
+        rest: tuple[Any, ...] = (tasks[0], rows.num_rows, rows.split, tasks[1], columns.split, *strides)
+        rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, scale, dropout)
+        rest += (accumulator(dtype),)
+        programs, groups = sum(tasks) + rows.num_rows + columns.num_rows, -(-heads // config.rows)
+        plan = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups)
+        rows.plans[key] = plan
+    return plan
+
+
+def backward_plans(
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    saved: Saved,
+    shape: Shape,
+    out_stride: int,
+    copies: bool = False,
+    with_edge_attr: bool = False,
 ) -> Plans:
-    """What :func:`attention_bwd` launches for such operands without numbers of edges; no size is 0.
+    """What :func:`attention_bwd` launches for such operands, as it was prepared when they first came.
 
     Args:
         structures: As of :func:`attention_bwd`.
@@ -252,9 +218,13 @@ def backward_plans(
         shape: Likewise.
         out_stride: That of the rows that are written.
         copies: Whether ``grad`` is copied, to such rows.
+        with_edge_attr: As of :func:`attention_bwd`.
     """
+    alone = _alone_plan(structures, grad, saved, shape, out_stride, copies)
+    if alone is not None:
+        return Plans(None, None, None, alone)
     rows, columns = [
-        _direction_plan(structure, grad, saved, shape, False, transposed, out_stride)
+        _direction_plan(structure, grad, saved, shape, with_edge_attr, transposed, out_stride)
         for structure, transposed in zip(structures, (False, True), strict=True)
     ]
     return Plans(_delta_plan(structures[0], grad, shape, out_stride * copies), rows, columns)
@@ -303,36 +273,37 @@ def attention_bwd(
         d_attr = q.new_empty(edges.attr.shape if with_edge_attr else 0)
     if grad.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
-    delta = _delta_plan(structures[0], grad, shape, 0) if plans is None else plans.delta
-    edge_sum = None if edge_value is None else saved.edge_sum
+    if plans is None:
+        plans = backward_plans(structures, grad, saved, shape, dq.stride(0), False, d_attr.numel() > 0)
     copy = copies[0] if copies else None
-    outputs: tuple[Tensor | None, ...] = (stats, copy, saved.out, grad, edge_sum, edge_value, saved.softmax)
-    delta(outputs, (), aligned(copy, grad, edge_value), index)
+    outputs: tuple[Tensor | None, ...] = (dq, dk, dv, copy)
+    if plans.alone is not None:
+        operands: tuple[Tensor | None, ...] = (q, grad, k, v, saved.out, saved.softmax, saved.seed)
+        plans.alone(outputs, operands, aligned(*outputs, *operands[:4]), index)
+        return dq, dk, dv, d_query, d_attr
+    assert plans.delta is not None and plans.rows is not None and plans.columns is not None
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
+    edge_sum = None if edge_value is None else saved.edge_sum
+    outputs = (stats, copy, saved.out, grad, edge_sum, edge_value, saved.softmax)
+    plans.delta(outputs, (), aligned(copy, grad, edge_value), index)
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
     receivers, sources = (q, grad), (k, v)
     # The second kernel runs beside the first: what merges read has to stay until both are done.
     merges: list[tuple[Launch, tuple[Tensor | None, ...]]] = []
-    for structure, first, second, own, other in (
-        (structures[0], dq, None, receivers, sources),
-        (structures[1], dk, dv, sources, receivers),
+    for structure, plan, first, second, own, other in (
+        (structures[0], plans.rows, dq, None, receivers, sources),
+        (structures[1], plans.columns, dk, dv, sources, receivers),
     ):
         if first.numel() == 0:
             continue
         w, transposed = structure.walk, second is not None
-        if plans is None:
-            with_attr, stride = d_attr.numel() > 0, first.stride(0)
-            plan = _direction_plan(structure, grad, saved, shape, with_attr, transposed, stride)
-        else:
-            plan = plans.columns if transposed else plans.rows
         third = d_query if edges is not None and not transposed else None
         partial = None
         if plan.merge is not None:
             width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
             partial = stats.new_empty(w.num_slots * w.height, shape.heads * width)
-        operands: tuple[Tensor | None, ...]
         if w.row_mask is not None:
             outputs = (first, second, partial)
             operands = (*own, *other, saved.key_scale, stats, saved.seed)

@@ -1,4 +1,4 @@
-r"""Row kernels of sparse attention, forward and backward: all heads of one row, plain multiply-adds.
+r"""Row kernel of sparse attention, forward: all heads of one row, plain multiply-adds.
 
 One exponential per edge and head, sums in float32 proper, and the place for numbers that belong to edges:
 with ``edge_attr`` :math:`a` and ``edge_query`` :math:`u` the score of an edge is
@@ -10,11 +10,9 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
-    LOG2_E,
     exp,
     inverse,
     shift_of,
-    slope,
     store_softmax,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
@@ -22,7 +20,6 @@ from graphfuse.kernels.norm_tiles import store_sum
 from graphfuse.kernels.row_tiles import columns_of_step, first_columns
 from graphfuse.kernels.tiles import (
     after_previous,
-    beside_previous,
     head_tile,
     rounded,
     row_task,
@@ -156,215 +153,3 @@ def attention_row_kernel(
     if edge_attr_ptr is not None:
         edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
         tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)
-
-
-@triton.jit
-def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr):
-    # what the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta) from the pair (LSE, -delta)
-    if PRECISE:
-        top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
-        norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
-        delta = tl.load(stats_ptr + place * 4 + 2, mask=mask, other=0.0)
-    else:
-        top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
-        norm = top
-        delta = -tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
-    return top, norm, delta
-
-
-@triton.jit
-def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
-    # The weight of the score s, from what `load_stats` found. Where the softmax sums to 1 an edge is all of
-    # its row: it must weigh 1 even if its score was added up in another order than the maximum was.
-    if PRECISE:
-        p = exp(s - top, True)
-        return tl.where((norm == 1) & (p > 0.5), 1.0, p * norm)
-    return tl.exp2(s * LOG2_E - top)
-
-
-@triton.jit
-def loop_gradients(
-    own, own_value, own_out, other_at, other_value_at, own_scale, mask, with_loop, stats_ptr, place,
-    mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
-    # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
-    # value; 0 without the loop.
-    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
-    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
-    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE)
-    s = tl.sum(rounded(own * other, mask), 1)[:, None]  # as forward adds it up
-    if own_scale is not None:
-        s *= own_scale
-    p = softmax_weight(tl.where(with_loop, s * SCALE, float("-inf")), top, norm, PRECISE)
-    factor = tl.full(p.shape, 1.0, dtype=ACC)
-    if DROPOUT > 0:
-        node = tl.zeros_like(heads) + row
-        own_key, other_key = key_of(seed_ptr, node, heads, False), key_of(seed_ptr, node, 0, True)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    if own_out is not None:
-        dp, delta = tl.sum(own_value * (other_value * factor - own_out), 1)[:, None], 0.0
-    else:
-        dp = tl.sum(own_value * other_value, 1)[:, None] * factor
-    return slope(p, dp, delta, PRECISE) * other, p * factor * other_value
-
-
-# All heads of one row. The rows are receivers: (own, own_value) is (q, grad), and (other, other_value) is
-# (k, v); dq comes out and, of edges that carry numbers, the gradients of edge_query and edge_attr.
-# TRANSPOSED: they are sources, the pairs are swapped, and dk and dv come out.
-#   grid      (num_tasks + num_rows, groups), as the forward kernel; one group with edge_attr
-#   reads     as the forward kernel; edge_value [num_receivers, HEADS, EDGE_DIM], the gradient of edge_sum; in
-#             float32, if the rows are receivers, out: g v - delta is then g (v - out), which loses no bits
-#   writes    first (dq or dk) and, if TRANSPOSED, second (dv) [num_rows, HEADS, DIM], strided rows, else
-#             d_edge_query [num_rows, HEADS, EDGE_DIM] and d_edge_attr [num_edges, EDGE_DIM]; slices to their
-#             slot
-#   on chip   first, second ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], d_edge_query: a sum for each place of a step
-#   order     as the forward kernel: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
-def attention_bwd_row_kernel(
-    first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr,
-    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, edge_perm_ptr,
-    own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr,
-    edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, split,
-    OUT_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr,
-    OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    beside_previous() if TRANSPOSED else after_previous()
-    PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
-    if listed:
-        return
-    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
-    offs_edge = tl.arange(0, BLOCK_EDGE)
-    mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM
-    mask_query = mask_head[:, None] & mask_edge[None, :]
-    offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
-    offs_row = tl.cast(row, tl.int64)
-    own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    if not TRANSPOSED:
-        place = (offs_row * HEADS + heads)[None, :]
-        top, norm, delta = load_stats(stats_ptr, place, mask_head[None, :], PRECISE)
-        if edge_attr_ptr is not None:
-            offs_own = (offs_row * HEADS * EDGE_DIM + offs_query)[None, :, :]
-            edge_query = tl.load(edge_query_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
-            edge_value = tl.load(edge_value_ptr + offs_own, mask=mask_query[None, :, :], other=0.0).to(ACC)
-    first = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    second = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    d_edge_query = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
-    own_out = None
-    if own_out_ptr is not None:
-        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
-    own_scale = None
-    if key_scale_ptr is not None:
-        # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
-        own_mask = mask_head & (TRANSPOSED or LOOPS)
-        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=own_mask, other=0.0)[:, None]
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-        offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        if LOOPS:
-            live = live & (column != row)
-        offs_other = column[:, None, None].to(tl.int64)
-        gathered = live[:, None, None] & mask[None, :, :]
-        offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]
-        other = tl.load(other_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-        if key_scale_ptr is not None and not TRANSPOSED:
-            other_value = other
-        else:
-            offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
-            other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-        if TRANSPOSED:
-            place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-            top, norm, delta = load_stats(stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE)
-        s = sum_of_products(own[None, :, :] * other, live[:, None, None], 2, DIM)  # as forward adds it up
-        if key_scale_ptr is not None:
-            if TRANSPOSED:
-                scale = tl.reshape(own_scale, (1, BLOCK_HEADS))
-            else:
-                offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-                mask_scale = live[:, None] & mask_head[None, :]
-                scale = tl.load(key_scale_ptr + offs_scale, mask=mask_scale, other=0.0)
-            s *= scale
-        dp = tl.sum(own_value[None, :, :] * other_value, 2)
-        if edge_attr_ptr is not None:
-            edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
-            live_edge = live[:, None] & mask_edge[None, :]
-            at = edge_attr_ptr + edge * EDGE_STRIDE + offs_edge[None, :]
-            edge_attr = tl.load(at, mask=live_edge, other=0.0).to(ACC)[:, None, :]
-            if TRANSPOSED:
-                offs_gathered = offs_other * HEADS * EDGE_DIM + offs_query[None, :, :]
-                gathered = live[:, None, None] & mask_query[None, :, :]
-                edge_query = tl.load(edge_query_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-                edge_value = tl.load(edge_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            s += sum_of_products(edge_query * edge_attr, live[:, None, None], 2, EDGE_DIM)
-            dp += tl.sum(edge_value * edge_attr, 2)
-        p = softmax_weight(tl.where(live[:, None], s * SCALE, float("-inf")), top, norm, PRECISE)
-        dropped = p
-        if DROPOUT > 0:
-            copy = tl.zeros_like(column)
-            if copy_ptr is not None:
-                copy = tl.load(copy_ptr + offs, mask=live, other=0)
-            other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
-            factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
-            dp, dropped = dp * factor, p * factor
-            if own_out_ptr is not None:
-                other_value *= factor[:, :, None]
-        if own_out_ptr is not None:
-            gap = tl.sum(own_value[None, :, :] * (other_value - tl.expand_dims(own_out, 0)), 2)
-            ds = tl.where(live[:, None], slope(p, gap, 0.0, PRECISE), 0.0)
-        else:
-            ds = tl.where(live[:, None], slope(p, dp, delta, PRECISE), 0.0)
-        if key_scale_ptr is not None and not TRANSPOSED:
-            ds *= scale
-        first += ds[:, :, None] * other
-        if TRANSPOSED:
-            second += dropped[:, :, None] * other_value
-        elif edge_attr_ptr is not None:
-            d_edge_query += ds[:, :, None] * edge_attr
-            if d_edge_attr_ptr is not None:
-                d_edge = tl.sum((ds * SCALE)[:, :, None] * edge_query + dropped[:, :, None] * edge_value, 1)
-                at = d_edge_attr_ptr + edge * EDGE_DIM + offs_edge[None, :]
-                tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
-    first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
-    if LOOPS:
-        with_loop = begin == tl.load(ptr_ptr + row)
-        loop_first, loop_second = loop_gradients(
-            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
-            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
-            SCALE, DROPOUT, PRECISE, ACC,
-        )  # fmt: skip
-        if key_scale_ptr is not None and not TRANSPOSED:
-            loop_first *= own_scale
-        first, second = first + loop_first, second + loop_second
-    first *= SCALE
-    d_edge_query *= SCALE
-    whole = True
-    if partial_ptr is not None:
-        whole = slot < 0
-        if slot >= 0:
-            SLOT: tl.constexpr = 2 * HEADS * DIM if TRANSPOSED else HEADS * (DIM + EDGE_DIM)
-            partial_ptr += tl.cast(slot, tl.int64) * SLOT
-            tl.store(partial_ptr + offs_head, first, mask=mask)
-            if TRANSPOSED:
-                tl.store(partial_ptr + HEADS * DIM + offs_head, second, mask=mask)
-            elif edge_attr_ptr is not None:
-                tl.store(partial_ptr + HEADS * DIM + offs_query, d_edge_query, mask=mask_query)
-    if whole:
-        offs_out = offs_row * OUT_STRIDE + offs_head
-        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask)
-        if TRANSPOSED:
-            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask)
-        elif edge_attr_ptr is not None:
-            at = d_edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
-            tl.store(at, d_edge_query.to(d_edge_query_ptr.dtype.element_ty), mask=mask_query)
-    if TRANSPOSED:
-        after_previous()

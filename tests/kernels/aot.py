@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 
 from graphfuse.kernels import (
     additive_rows,
+    attention_bwd_rows,
     attention_bwd_windows,
     attention_rows,
     attention_windows,
@@ -61,12 +62,12 @@ TARGETS = {
 BUILDING = "graphfuse.formats."  # whose kernels are launched one after the other
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
-INDICES = dict.fromkeys(("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr"), "*i32") | {
-    "row_mask_ptr": "*i16"
-}
+WALKED = ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr")
+WALKED += ("other_tasks_ptr", "other_column_ptr", "other_ptr_ptr")
+INDICES = dict.fromkeys(WALKED, "*i32") | {"row_mask_ptr": "*i16"}
 SIDES = ("own", "own_value", "other", "other_value")
-COUNTS = ("tasks", "rows", "loops", "merges", "grads", "splits", "slices")
-PASSED = ("length", "split", "weight_stride_out", "width", "dim")
+COUNTS = ("tasks", "other_tasks", "rows", "loops", "merges", "grads", "splits", "slices")
+PASSED = ("length", "split", "other_split", "weight_stride_out", "width", "dim")
 NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), *PASSED), "i32")
 STRIDED = (*("x", "y", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
@@ -129,15 +130,18 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     pointer = f"*{dtype}"
     floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
     names = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "grad_ptr", "own_ptr", "own_value_ptr", "other_ptr")
-    operands = dict.fromkeys((*names, "other_value_ptr", "first_ptr", "second_ptr"), pointer) | floats
+    results = ("first_ptr", "second_ptr", "dq_ptr", "dk_ptr", "dv_ptr", "d_copy_ptr")
+    operands = dict.fromkeys((*names, "other_value_ptr", *results), pointer) | floats
     edges = ("edge_query_ptr", "edge_value_ptr", "edge_attr_ptr", "edge_sum_ptr", "d_edge_query_ptr")
     operands |= dict.fromkeys((*edges, "d_edge_attr_ptr"), pointer) if edge_dim > 0 else {}
-    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
+    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32", "other_copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = []
     for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLoad):
         kernels += [(attention_rows.attention_row_kernel, rows, False)]
-        kernels += [(attention_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
+        kernels += [(attention_bwd_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
+        if dtype == "fp32" and edge_dim == 0:
+            kernels += [(attention_bwd_rows.attention_bwd_alone_kernel, rows, False)]
     plain, with_loops = ((0.0, False), (0.6, False)), ((0.0, True), (0.6, True))
     for rate, loops in (*plain, *(with_loops if (heads, dim, edge_dim) == (1, 128, 0) else ())):
         windows = (
@@ -185,7 +189,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
             given = given | ({"key_scale_ptr": "*fp32"} if loops else {})
             exact = dtype == "fp32" and edge_dim == 0 and not transposed
             given = given | ({"own_out_ptr": pointer} if exact else {})
-            constants |= {} if loops or kernel.__name__.endswith("row_kernel") else {"ptr_ptr": None}
+            constants |= {"ptr_ptr": None} if "window" in kernel.__name__ and not loops else {}
             yield Case(name, kernel, given, constants, config.warps, config.registers)
 
 
@@ -243,7 +247,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     operands |= {"own_out_ptr": pointer} if dtype == "fp32" else {}
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
     edges |= {"sum_ptr": pointer, "bias_ptr": pointer}
-    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32"}
+    dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32", "other_copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = list[tuple[Any, Config, bool, dict[str, Any]]]()
     for kernel, back in (

@@ -14,6 +14,7 @@ from graphfuse.kernels import (
     additive_bwd,
     attention,
     attention_bwd,
+    attention_bwd_merge,
     columns,
     gate,
     gathered,
@@ -218,7 +219,7 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
         "ACC": tl.float32,
     }
     kernels: list[tuple[Any, dict[str, str]]] = [(attention._attention_merge_kernel, {})]
-    kernels += [(attention_bwd.attention_bwd_merge_kernel, {})]
+    kernels += [(attention_bwd_merge.attention_bwd_merge_kernel, {})]
     if edge_dim == 0:
         of_bias = {"sum_ptr": pointer, "bias_ptr": pointer}
         kernels += [(additive._additive_merge_kernel, more) for more in (of_bias, {"tilt_ptr": pointer})]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows
-from graphfuse.kernels import launch
+from graphfuse.kernels import attention_bwd, launch
 from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
 from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer
 from tests.nn._layers import EDGES
@@ -91,6 +91,16 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
     # some gradients are 0 but for the rounding of sums, which have another order, as that of the keys' bias
     largest = max(float(one.abs().max()) for one in wanted_grads)
     torch.testing.assert_close(found_grads, wanted_grads, rtol=1e-5, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("Transformer")])
+def test_so_are_those_of_a_larger_graph(
+    layer: Any, x: Tensor, composed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        attention_bwd, "FEW_EDGES", -1
+    )  # from where on backward of attention is three kernels
+    test_the_numbers_are_those_of_the_parts(layer, x, True, composed)
 
 
 SPARSE = [name for name in LAYERS if name.startswith(("GAT", "Transformer"))]
