@@ -78,7 +78,7 @@ def _attention_delta_kernel(
 
 
 # Edges up to which a small graph's backward is one kernel in float32, which reads a third more for each.
-FEW_EDGES = 1 << 16
+FEW_EDGES = 1 << 17
 
 
 class Saved(NamedTuple):
