@@ -32,7 +32,6 @@ from graphfuse.kernels.attention_bwd_rows import attention_bwd_alone_kernel, att
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
-from graphfuse.kernels.loads import FULL
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -77,8 +76,9 @@ def _attention_delta_kernel(
         store_pairs(stats_ptr, place, live, lse, -delta)
 
 
-# Edges up to which a small graph's backward is one kernel in float32, which reads a third more for each.
-FEW_EDGES = 1 << 17
+# In float32 one kernel takes the place of three where each edge may read the result of its receiver as well:
+# where launches are what is waited for, up to so many edges, or rows are as short as this.
+FEW_EDGES, SHORT_ROWS = 1 << 17, 16
 
 
 class Saved(NamedTuple):
@@ -119,12 +119,11 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
 
 
 class Plans(NamedTuple):
-    """What backward launches: these three, or one kernel alone."""
+    """What backward launches."""
 
     delta: Launch | None
-    rows: Plan | None
-    columns: Plan | None
-    alone: Launch | None = None
+    rows: Plan  # without `delta` its kernel goes over both directions
+    columns: Plan
 
 
 def _delta_plan(structure: Structure, grad: Tensor, shape: Shape, copy_stride: int) -> Launch:
@@ -165,6 +164,14 @@ def _direction_plan(
     return plan
 
 
+def _is_alone(structures: tuple[Structure, Structure], saved: Saved, dtype: torch.dtype) -> bool:
+    walks = [structure.walk for structure in structures]
+    if dtype in HALF or saved.edges is not None or not all(w.row_mask is None for w in walks):
+        return False
+    most = max(FEW_EDGES, SHORT_ROWS * max(w.num_rows for w in walks))
+    return walks[0].num_entries <= most
+
+
 def _alone_plan(
     structures: tuple[Structure, Structure],
     grad: Tensor,
@@ -172,31 +179,24 @@ def _alone_plan(
     shape: Shape,
     out_stride: int,
     copies: bool,
-) -> Launch | None:
-    # where launches are what a step waits for: few rows, whole, of few edges
-    rows, columns = (structure.walk for structure in structures)
-    plain = saved.edges is None and saved.key_scale is None and not shape.self_loops
-    if not plain or shape.dtype in HALF or rows.num_entries > FEW_EDGES:
-        return None
-    for w in (rows, columns):
-        if w.row_mask is not None or w.num_slots > 0 or w.num_rows >= FULL:
-            return None
-    heads, dim, scale, dropout, dtype, _, _ = shape
+) -> Plans:
     strides = (out_stride, *[tensor.stride(0) for tensor in (saved.q, grad, saved.k, saved.v)])
-    key = ("attention_bwd_alone", shape, strides, copies, structures[0].copies is None)
-    plan: Launch | None = rows.plans.get(key)
-    if plan is None:
-        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(rows))
-        graph: tuple[Tensor | None, ...] = ()
-        for w, copies_of_edges, _ in structures:
-            graph += (w.ptr, w.tasks, w.column, copies_of_edges)
-        tasks = rows.tasks.size(0), columns.tasks.size(0)
-        rest: tuple[Any, ...] = (tasks[0], rows.num_rows, rows.split, tasks[1], columns.split, *strides)
-        rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, scale, dropout)
-        rest += (accumulator(dtype),)
-        programs, groups = sum(tasks) + rows.num_rows + columns.num_rows, -(-heads // config.rows)
-        plan = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups)
-        rows.plans[key] = plan
+    given = (structures[0].copies is None, saved.key_scale is None, copies)
+    key, plans = ("attention_bwd_alone", shape, strides, *given), structures[0].walk.plans
+    plan: Plans | None = plans.get(key)
+    if plan is not None:
+        return plan
+    (w, own_copies, _), (t, other_copies, _) = structures
+    heads, dim, scale, dropout, dtype, _, loops = shape
+    config, acc = launch.attention_row(heads, dim, dtype.itemsize, row_load(w)), accumulator(dtype)
+    graph = (w.ptr, w.tasks, w.column, own_copies, t.ptr, t.tasks, t.column, other_copies)
+    tasks = w.tasks.size(0), t.tasks.size(0)
+    rest: tuple[Any, ...] = (tasks[0], w.num_rows, w.split, tasks[1], t.split, *strides, heads, dim)
+    rest += (config.rows, config.block_dim, config.step, config.stages, scale, dropout, loops, acc)
+    programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
+    main = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups)
+    merges = [merge_gradients(one, out_stride, heads, dim, 0, parts, acc) for one, parts in ((w, 1), (t, 2))]
+    plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan
 
 
@@ -220,9 +220,8 @@ def backward_plans(
         copies: Whether ``grad`` is copied, to such rows.
         with_edge_attr: As of :func:`attention_bwd`.
     """
-    alone = _alone_plan(structures, grad, saved, shape, out_stride, copies)
-    if alone is not None:
-        return Plans(None, None, None, alone)
+    if _is_alone(structures, saved, shape.dtype):
+        return _alone_plan(structures, grad, saved, shape, out_stride, copies)
     rows, columns = [
         _direction_plan(structure, grad, saved, shape, with_edge_attr, transposed, out_stride)
         for structure, transposed in zip(structures, (False, True), strict=True)
@@ -275,47 +274,68 @@ def attention_bwd(
         return dq, dk.zero_(), dv.zero_(), d_query, d_attr
     if plans is None:
         plans = backward_plans(structures, grad, saved, shape, dq.stride(0), False, d_attr.numel() > 0)
+    third = None if edges is None else d_query
+    partials: list[Tensor | None] = []
+    for structure, plan, width in (
+        (structures[0], plans.rows, shape.dim + (0 if third is None else shape.edge_dim)),
+        (structures[1], plans.columns, 2 * shape.dim),
+    ):
+        num_slots = 0 if plan.merge is None else structure.walk.num_slots * structure.walk.height
+        partials.append(saved.softmax.new_empty(num_slots, shape.heads * width) if num_slots else None)
     copy = copies[0] if copies else None
-    outputs: tuple[Tensor | None, ...] = (dq, dk, dv, copy)
-    if plans.alone is not None:
-        operands: tuple[Tensor | None, ...] = (q, grad, k, v, saved.out, saved.softmax, saved.seed)
-        plans.alone(outputs, operands, aligned(*outputs, *operands[:4]), index)
-        return dq, dk, dv, d_query, d_attr
-    assert plans.delta is not None and plans.rows is not None and plans.columns is not None
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if shape.dtype in HALF else 4)
+    if plans.delta is None:
+        outputs: tuple[Tensor | None, ...] = (dq, dk, dv, copy, *partials)
+        operands: tuple[Tensor | None, ...] = (q, grad, k, v, saved.key_scale, saved.out, saved.softmax)
+        operands += (saved.seed,)
+        plans.rows.main(outputs, operands, aligned(*outputs[:4], *operands), index)
+    else:
+        _in_three(structures, plans, (dq, dk, dv, d_query, d_attr, copy), partials, grad, edge_value, saved)
+    # The second kernel may run beside the first: what merges read has to stay until both are done.
+    for plan, first, second, last, partial in (
+        (plans.rows, dq, None, third, partials[0]),
+        (plans.columns, dk, dv, None, partials[1]),
+    ):
+        if plan.merge is not None:
+            plan.merge((first, second, last, partial), (), aligned(first, second), index)
+    return dq, dk, dv, d_query, d_attr
+
+
+def _in_three(
+    structures: tuple[Structure, Structure],
+    plans: Plans,
+    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    partials: Sequence[Tensor | None],
+    grad: Tensor,
+    edge_value: Tensor | None,
+    saved: Saved,
+) -> None:
+    # statistics of the receivers, then the kernels of either direction
+    dq, dk, dv, d_query, d_attr, copy = results
+    edges, index = saved.edges, grad.get_device()
+    assert plans.delta is not None
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if dq.dtype in HALF else 4)
     edge_sum = None if edge_value is None else saved.edge_sum
-    outputs = (stats, copy, saved.out, grad, edge_sum, edge_value, saved.softmax)
+    outputs: tuple[Tensor | None, ...] = (stats, copy, saved.out, grad, edge_sum, edge_value, saved.softmax)
     plans.delta(outputs, (), aligned(copy, grad, edge_value), index)
     numbers: tuple[Tensor | None, ...] = (None, None, None)
     if edges is not None and edge_value is not None:
         numbers = (edges.query, edge_value, edges.attr)
-    receivers, sources = (q, grad), (k, v)
-    # The second kernel runs beside the first: what merges read has to stay until both are done.
-    merges: list[tuple[Launch, tuple[Tensor | None, ...]]] = []
-    for structure, plan, first, second, own, other in (
-        (structures[0], plans.rows, dq, None, receivers, sources),
-        (structures[1], plans.columns, dk, dv, sources, receivers),
+    receivers, sources = (saved.q, grad), (saved.k, saved.v)
+    for structure, plan, first, second, own, other, partial in (
+        (structures[0], plans.rows, dq, None, receivers, sources, partials[0]),
+        (structures[1], plans.columns, dk, dv, sources, receivers, partials[1]),
     ):
         if first.numel() == 0:
             continue
-        w, transposed = structure.walk, second is not None
-        third = d_query if edges is not None and not transposed else None
-        partial = None
-        if plan.merge is not None:
-            width = shape.dim * (1 + transposed) + (0 if third is None else shape.edge_dim)
-            partial = stats.new_empty(w.num_slots * w.height, shape.heads * width)
-        if w.row_mask is not None:
+        operands: tuple[Tensor | None, ...]
+        if structure.walk.row_mask is not None:
             outputs = (first, second, partial)
             operands = (*own, *other, saved.key_scale, stats, saved.seed)
         else:
+            third = d_query if edges is not None and second is None else None
             wanted = d_attr if third is not None and d_attr.numel() > 0 else None
-            exact = first.dtype == torch.float32 and edges is None and not transposed
+            exact = first.dtype == torch.float32 and edges is None and second is None
             outputs = (first, second, third, wanted, partial)
             operands = (*own, saved.out if exact else None, *other, saved.key_scale, *numbers, stats)
             operands += (saved.seed,)
         plan.main(outputs, operands, aligned(first, second, *operands), index)
-        if plan.merge is not None:
-            merges.append((plan.merge, (first, second, third, partial)))
-    for merge, outputs in merges:
-        merge(outputs, (), aligned(*outputs[:2]), index)
-    return dq, dk, dv, d_query, d_attr

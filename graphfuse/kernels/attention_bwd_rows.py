@@ -50,15 +50,15 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
 
 @triton.jit
 def loop_gradients(
-    own, own_value, own_out, other_at, other_value_at, own_scale, mask, with_loop, stats_ptr, place,
-    mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
-    ACC: tl.constexpr,
+    own, own_value, own_out, other_at, other_value_at, other_out_at, own_scale, mask, with_loop, stats_ptr,
+    place, mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISE: tl.constexpr, ALONE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
     # value; 0 without the loop.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
-    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE, False)
+    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE, ALONE)
     s = tl.sum(rounded(own * other, mask), 1)[:, None]  # as forward adds it up
     if own_scale is not None:
         s *= own_scale
@@ -70,6 +70,9 @@ def loop_gradients(
         factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
     if own_out is not None:
         dp, delta = tl.sum(own_value * (other_value * factor - own_out), 1)[:, None], 0.0
+    elif ALONE:
+        other_out = tl.load(other_out_at, mask=mask, other=0.0).to(ACC)
+        dp = tl.sum(other_value * (own_value * factor - other_out), 1)[:, None]
     else:
         dp = tl.sum(own_value * other_value, 1)[:, None] * factor
     return slope(p, dp, delta, PRECISE) * other, p * factor * other_value
@@ -78,14 +81,13 @@ def loop_gradients(
 @triton.jit
 def gradients_of_row(
     first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr, ptr_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, other_out_ptr,
-    key_scale_ptr, edge_query_ptr, edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, row, begin, end, slot,
-    OUT_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr,
-    OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, ALONE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr,
-    EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+    edge_perm_ptr, own_ptr, own_value_ptr, out_ptr, other_ptr, other_value_ptr, key_scale_ptr, edge_query_ptr,
+    edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, row, begin, end, slot, OUT_STRIDE: tl.constexpr,
+    OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr, OTHER_STRIDE: tl.constexpr,
+    OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    ALONE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
@@ -109,8 +111,8 @@ def gradients_of_row(
     second = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_edge_query = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     own_out = None
-    if own_out_ptr is not None:
-        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
+    if out_ptr is not None and not TRANSPOSED:
+        own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
     own_scale = None
     if key_scale_ptr is not None:
         # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
@@ -170,17 +172,17 @@ def gradients_of_row(
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
-            if own_out_ptr is not None:
+            if own_out is not None:
                 other_value *= factor[:, :, None]
-        if other_out_ptr is not None:
-            at = other_out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
+        if ALONE and TRANSPOSED:
+            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
             other_out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             gap = own_value[None, :, :]
             if DROPOUT > 0:
                 gap *= factor[:, :, None]
             gap = tl.sum(other_value * (gap - other_out), 2)
             ds = tl.where(live[:, None], slope(p, gap, 0.0, PRECISE), 0.0)
-        elif own_out_ptr is not None:
+        elif own_out is not None:
             gap = tl.sum(own_value[None, :, :] * (other_value - tl.expand_dims(own_out, 0)), 2)
             ds = tl.where(live[:, None], slope(p, gap, 0.0, PRECISE), 0.0)
         else:
@@ -199,11 +201,14 @@ def gradients_of_row(
     first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
     if LOOPS:
         with_loop = begin == tl.load(ptr_ptr + row)
+        loop_out_at = None
+        if ALONE:
+            loop_out_at = out_ptr + offs_row * HEADS * DIM + offs_head
         loop_first, loop_second = loop_gradients(
             own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, own_scale, mask, with_loop,
-            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row, heads[:, None],
-            SCALE, DROPOUT, PRECISE, ACC,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, loop_out_at, own_scale, mask,
+            with_loop, stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row,
+            heads[:, None], SCALE, DROPOUT, PRECISE, ALONE, ACC,
         )  # fmt: skip
         if key_scale_ptr is not None and not TRANSPOSED:
             loop_first *= own_scale
@@ -260,7 +265,7 @@ def attention_bwd_row_kernel(
         return
     gradients_of_row(
         first_ptr, second_ptr, d_edge_query_ptr, d_edge_attr_ptr, partial_ptr, ptr_ptr, column_ptr, copy_ptr,
-        edge_perm_ptr, own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, None, key_scale_ptr,
+        edge_perm_ptr, own_ptr, own_value_ptr, own_out_ptr, other_ptr, other_value_ptr, key_scale_ptr,
         edge_query_ptr, edge_value_ptr, edge_attr_ptr, stats_ptr, seed_ptr, row, begin, end, slot, OUT_STRIDE,
         OWN_STRIDE, OWN_VALUE_STRIDE, OTHER_STRIDE, OTHER_VALUE_STRIDE, EDGE_STRIDE, TRANSPOSED, False, HEADS,
         DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM, BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, ACC,
@@ -269,25 +274,25 @@ def attention_bwd_row_kernel(
         after_previous()
 
 
-# Both directions of a small graph in float32, and nothing before: what the delta kernel would tell of a
-# receiver, each edge finds for itself.
-#   grid      (num_tasks + num_other_tasks + num_rows + num_cols, groups): long rows of receivers, then of
-#             sources, then one row a program likewise
-#   reads     q, grad [num_rows, HEADS, DIM], k, v [num_cols, HEADS, DIM], strided rows; of forward out and
-#             softmax; of either walk ptr, tasks, column and copy
-#   writes    dq, dk, dv, strided rows, and a copy of grad if one is wanted
+# Both directions in float32, and nothing before: what the delta kernel would tell of a receiver, each edge
+# finds for itself.
+#   grid      (num_tasks + num_other_tasks + num_rows + num_cols, groups): long rows of receivers, or slices,
+#             then of sources, then one row a program likewise
+#   reads     q, grad [num_rows, HEADS, DIM], k, v [num_cols, HEADS, DIM], strided rows; key_scale as above;
+#             of forward out and softmax; of either walk ptr, tasks, column and copy
+#   writes    dq, dk, dv, strided rows, and a copy of grad if one is wanted; slices to their walk's slots
 #   on chip   as above
 #   order     as above
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split", "num_other_tasks", "other_split"])
 def attention_bwd_alone_kernel(
-    dq_ptr, dk_ptr, dv_ptr, d_copy_ptr,
+    dq_ptr, dk_ptr, dv_ptr, d_copy_ptr, partial_ptr, other_partial_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, other_ptr_ptr, other_tasks_ptr, other_column_ptr,
-    other_copy_ptr, q_ptr, grad_ptr, k_ptr, v_ptr, out_ptr, softmax_ptr, seed_ptr,
+    other_copy_ptr, q_ptr, grad_ptr, k_ptr, v_ptr, key_scale_ptr, out_ptr, softmax_ptr, seed_ptr,
     num_tasks, num_rows, split, num_other_tasks, other_split,
     OUT_STRIDE: tl.constexpr, Q_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     pid, tasks = tl.program_id(0), num_tasks + num_other_tasks
@@ -298,12 +303,12 @@ def attention_bwd_alone_kernel(
         row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, split)
         if not listed:
             gradients_of_row(
-                dq_ptr, None, None, None, None, ptr_ptr, column_ptr, copy_ptr, None, q_ptr, grad_ptr, out_ptr,
-                k_ptr, v_ptr, None, None, None, None, None, softmax_ptr, seed_ptr, row, begin, end, slot,
-                OUT_STRIDE, Q_STRIDE, GRAD_STRIDE, K_STRIDE, V_STRIDE, 0, False, True, HEADS, DIM, 0,
-                BLOCK_HEADS, BLOCK_DIM, 1, EDGES, STAGES, SCALE, DROPOUT, False, ACC,
+                dq_ptr, None, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, q_ptr, grad_ptr,
+                out_ptr, k_ptr, v_ptr, key_scale_ptr, None, None, None, softmax_ptr, seed_ptr, row, begin,
+                end, slot, OUT_STRIDE, Q_STRIDE, GRAD_STRIDE, K_STRIDE, V_STRIDE, 0, False, True, HEADS, DIM,
+                0, BLOCK_HEADS, BLOCK_DIM, 1, EDGES, STAGES, SCALE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
-            if d_copy_ptr is not None:
+            if d_copy_ptr is not None:  # of slices each copies the row
                 _, offs, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
                 grad = tl.load(grad_ptr + row.to(tl.int64) * GRAD_STRIDE + offs, mask=mask, other=0.0)
                 tl.store(d_copy_ptr + row.to(tl.int64) * OUT_STRIDE + offs, grad, mask=mask)
@@ -315,8 +320,9 @@ def attention_bwd_alone_kernel(
         )
         if not listed:
             gradients_of_row(
-                dk_ptr, dv_ptr, None, None, None, other_ptr_ptr, other_column_ptr, other_copy_ptr, None,
-                k_ptr, v_ptr, None, q_ptr, grad_ptr, out_ptr, None, None, None, None, softmax_ptr, seed_ptr,
-                row, begin, end, slot, OUT_STRIDE, K_STRIDE, V_STRIDE, Q_STRIDE, GRAD_STRIDE, 0, True, True,
-                HEADS, DIM, 0, BLOCK_HEADS, BLOCK_DIM, 1, EDGES, STAGES, SCALE, DROPOUT, False, ACC,
+                dk_ptr, dv_ptr, None, None, other_partial_ptr, other_ptr_ptr, other_column_ptr,
+                other_copy_ptr, None, k_ptr, v_ptr, out_ptr, q_ptr, grad_ptr, key_scale_ptr, None, None, None,
+                softmax_ptr, seed_ptr, row, begin, end, slot, OUT_STRIDE, K_STRIDE, V_STRIDE, Q_STRIDE,
+                GRAD_STRIDE, 0, True, True, HEADS, DIM, 0, BLOCK_HEADS, BLOCK_DIM, 1, EDGES, STAGES, SCALE,
+                DROPOUT, LOOPS, ACC,
             )  # fmt: skip

@@ -64,6 +64,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
 WALKED = ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr")
 WALKED += ("other_tasks_ptr", "other_column_ptr", "other_ptr_ptr")
+FLOATS = ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr")
 INDICES = dict.fromkeys(WALKED, "*i32") | {"row_mask_ptr": "*i16"}
 SIDES = ("own", "own_value", "other", "other_value")
 COUNTS = ("tasks", "other_tasks", "rows", "loops", "merges", "grads", "splits", "slices")
@@ -128,7 +129,9 @@ def dump(compiled: Any, what: str) -> str:
 
 def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:
     pointer = f"*{dtype}"
-    floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
+    floats = dict.fromkeys(
+        ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"
+    )
     names = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "grad_ptr", "own_ptr", "own_value_ptr", "other_ptr")
     results = ("first_ptr", "second_ptr", "dq_ptr", "dk_ptr", "dv_ptr", "d_copy_ptr")
     operands = dict.fromkeys((*names, "other_value_ptr", *results), pointer) | floats
@@ -240,7 +243,9 @@ def inference() -> Iterator[Case]:
 
 def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     pointer = f"*{dtype}"
-    floats = dict.fromkeys(("softmax_ptr", "partial_ptr", "slots_ptr", "stats_ptr"), "*fp32")
+    floats = dict.fromkeys(
+        ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"
+    )
     names = ("out_ptr", "tilt_ptr", "own_ptr", "other_ptr", "x_ptr", "a_src_ptr", "a_dst_ptr", "grad_ptr")
     names += ("dx_ptr", "d_a_src_ptr", "x_src_ptr", "x_dst_ptr", "att_ptr", "first_ptr", "d_att_ptr")
     operands = dict.fromkeys(names, pointer) | floats

@@ -97,9 +97,9 @@ def test_the_numbers_are_those_of_the_parts(layer: Any, x: Tensor, of_x: bool, c
 def test_so_are_those_of_a_larger_graph(
     layer: Any, x: Tensor, composed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        attention_bwd, "FEW_EDGES", -1
-    )  # from where on backward of attention is three kernels
+    # backward of attention is three kernels there
+    monkeypatch.setattr(attention_bwd, "FEW_EDGES", -1)
+    monkeypatch.setattr(attention_bwd, "SHORT_ROWS", 0)
     test_the_numbers_are_those_of_the_parts(layer, x, True, composed)
 
 

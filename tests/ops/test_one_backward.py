@@ -51,51 +51,68 @@ def backward(
     return [name for name in launched if "merge" not in name]
 
 
-def test_a_small_graph_has_one_kernel(launched: list[str], device: torch.device) -> None:
-    assert backward(launched, device, torch.float32) == ALONE
-    assert backward(launched, device, torch.float32, dropout=0.5) == ALONE
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_bwd, "FEW_EDGES", -1)
+    monkeypatch.setattr(attention_bwd, "SHORT_ROWS", 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("FEW_EDGES", 0), ("FULL", 33), ("FULL", 1)], ids=["edges", "as many rows", "rows"]
-)
+@pytest.mark.parametrize("option", ["", "dropout", "key_scale", "self_loops"])
+def test_a_small_graph_has_one_kernel(option: str, launched: list[str], device: torch.device) -> None:
+    options = {option: 0.5 if option == "dropout" else True} if option else {}
+    assert backward(launched, device, torch.float32, **options) == ALONE
+
+
 def test_a_larger_one_has_three(
-    name: str, value: int, launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_bwd, name, value)
-    assert backward(launched, device, torch.float32) == THREE
-
-
-@pytest.mark.parametrize("option", ["edges", "key_scale", "self_loops"])
-def test_what_one_kernel_does_not_do(option: str, launched: list[str], device: torch.device) -> None:
-    assert backward(launched, device, torch.float32, **{option: True}) == THREE
-
-
-def test_slices_have_three(
     launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert backward(launched, device, torch.float32, "hub") == ALONE
-    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    clear_cache()
-    assert backward(launched, device, torch.float32, "hub") == THREE
+    (num_src, num_dst), edge_index = GRAPHS["ragged"](device)[1], GRAPHS["ragged"](device)[0]
+    num_edges = edge_index.size(1)
+    monkeypatch.setattr(attention_bwd, "FEW_EDGES", num_edges - 1)
+    monkeypatch.setattr(attention_bwd, "SHORT_ROWS", 0)
+    assert backward(launched, device, torch.float32) == THREE
+    monkeypatch.setattr(attention_bwd, "FEW_EDGES", num_edges)
+    assert backward(launched, device, torch.float32) == ALONE
+    monkeypatch.setattr(attention_bwd, "FEW_EDGES", 0)
+    monkeypatch.setattr(attention_bwd, "SHORT_ROWS", -(-num_edges // max(num_src, num_dst)))
+    assert backward(launched, device, torch.float32) == ALONE
+
+
+def test_features_of_edges_have_three(launched: list[str], device: torch.device) -> None:
+    assert backward(launched, device, torch.float32, edges=True) == THREE
 
 
 def test_half_precision_walks_windows(launched: list[str], device: torch.device) -> None:
     assert ALONE[0] not in backward(launched, device, torch.float16)
 
 
+def test_slices(launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    clear_cache()
+    assert backward(launched, device, torch.float32, "hub") == ALONE
+    assert launched == [*ALONE, *["attention_bwd_merge_kernel"] * (len(launched) - 1)] and len(launched) > 1
+
+
+@pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_three_kernels_match_the_definition(
-    graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_bwd, "FEW_EDGES", -1)
+def test_three_kernels_match_the_definition(graph: str, device: torch.device) -> None:
     check_attention(graph, device, torch.float32, *SHAPES[list(GRAPHS).index(graph) % len(SHAPES)])
 
 
+@pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
-def test_three_kernels_drop_the_same(
-    graph: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention_bwd, "FEW_EDGES", -1)
+def test_three_kernels_drop_the_same(graph: str, device: torch.device) -> None:
     seed = torch.tensor([(3 << 40) + 5], device=device)
     check_attention(graph, device, torch.float32, 3, 8, dropout=0.3, seed=seed)
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_three_kernels_add_slices(
+    dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    clear_cache()
+    check_attention(
+        "hub", device, torch.float32, 2, 12, dropout=dropout, seed=torch.tensor([7], device=device)
+    )
