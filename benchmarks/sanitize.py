@@ -199,8 +199,7 @@ def launch_of_nodes(on: torch.device) -> None:
             GraphTransformerLayer(24, 1).to(on).half().eval()(x[:, :24].half(), edges)
     for dtype in (torch.float32, torch.float16):  # gradients side by side, which start anywhere
         conv = TransformerConv(33, 7, heads=2).to(on, dtype)
-        for some in (edges, edges[:, :40]):  # without the hub backward of attention is one kernel in float32
-            conv(x.to(dtype), some).sum().backward()
+        conv(x.to(dtype), edges).sum().backward()
 
 
 def launch_as_on_large_graphs(on: torch.device) -> None:
@@ -227,7 +226,7 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:
-    """What small graphs do without, too: programs of several rows, one of which is long and another's."""
+    """What small graphs do without, too: programs of several rows, one long and another's; three kernels."""
     edges = torch.randint(41, (2, 200), generator=torch.Generator().manual_seed(0))
     hub = torch.stack([torch.arange(100) % 41, torch.full((100,), 20)])
     windows = RowWindows.from_edge_index(torch.cat([edges, hub], 1).to(on), (41, 41))
@@ -239,6 +238,13 @@ def launch_several_rows_a_program(on: torch.device) -> None:
     ):
         ops.gat_attention(x[..., 0], x[..., 1], x, windows)
         ops.spmm(windows, x.flatten(1), weight)
+    x.requires_grad_()
+    with mock.patch.object(float32_rows, "one_backward", lambda *counts: False):  # backward in three kernels
+        for result in (
+            ops.sparse_attention(x, x, x, windows, dropout=0.5),
+            ops.gatv2_attention(x, x, x[0].detach(), windows, dropout=0.5),
+        ):
+            torch.autograd.grad(result, x, torch.ones_like(result))
 
 
 def launch_long_windows(on: torch.device, num_src: int) -> None:

@@ -25,12 +25,13 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
+from graphfuse.kernels.attention_bwd import in_one_kernel
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
-from graphfuse.kernels.gatv2_rows import gatv2_bwd_row_kernel
+from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
 
@@ -84,7 +85,7 @@ class Saved(NamedTuple):
 class Plans(NamedTuple):
     """What backward launches."""
 
-    delta: Launch
+    delta: Launch | None  # None where the kernel of `rows` goes over both directions, without statistics
     rows: Plan | None  # None of GAT, whose receivers need no gather
     columns: Plan
 
@@ -93,6 +94,8 @@ def backward_plans(
     structures: tuple[Structure, Structure], grad: Tensor, given: Operands, saved: Saved, shape: Shape
 ) -> Plans:
     """What :func:`additive_bwd` launches for such operands without features of edges; no size is 0."""
+    if _in_one_kernel(structures, given, shape):
+        return _alone_plan(structures, grad, given, shape)
     delta, no_edges = _delta_plan(structures, grad, saved, shape), (None, None)
     if not shape.v2:
         return Plans(delta, None, _gat_plan(structures[1], grad, given, shape, no_edges))
@@ -101,6 +104,12 @@ def backward_plans(
         for structure, transposed in zip(structures, (False, True), strict=True)
     ]
     return Plans(delta, rows, columns)
+
+
+def _in_one_kernel(structures: tuple[Structure, Structure], given: Operands, shape: Shape) -> bool:
+    # of GATv2, as of dot-product attention
+    plain = given.edge is None and given.loop_edge is None
+    return shape.v2 and plain and in_one_kernel(structures, shape.dtype)
 
 
 def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
@@ -171,7 +180,12 @@ def additive_bwd(
     d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
+    if plans is None and _in_one_kernel(structures, given, shape):
+        plans = _alone_plan(structures, grad, given, shape)
     delta = _delta_plan(structures, grad, saved, shape) if plans is None else plans.delta
+    if delta is None:
+        assert plans is not None
+        return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
     stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape))
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
@@ -281,6 +295,57 @@ def _gatv2_bwd(
     for merge, outputs in merges:
         merge(outputs, (), True, x.get_device())
     return d_dst, column_sums(d_att if d_att.dim() == 2 else d_att.flatten(1), att.dtype).view(att.shape)
+
+
+def _gatv2_bwd_alone(
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    given: Operands,
+    saved: Saved,
+    shape: Shape,
+    dx: Tensor,
+    plans: Plans,
+) -> tuple[Tensor, Tensor]:
+    # fills dx, and returns the gradients of x_dst and att
+    x_dst, att, x, _, _, seed = given
+    d_dst = x_dst.new_empty(*x_dst.shape)
+    d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
+    assert plans.rows is not None
+    partials, merges = [], (plans.rows.merge, plans.columns.merge)
+    for structure, merge, parts in zip(structures, merges, (2, 1), strict=True):
+        width = parts * shape.heads * shape.dim
+        partials.append(None if merge is None else x.new_empty(structure.walk.num_slots, width))
+    operands = (x, x_dst, att, grad, saved.out, saved.softmax, seed)
+    plans.rows.main((d_dst, d_att, dx, *partials), operands, aligned(*operands), x.get_device())
+    for merge, first, second, partial in zip(merges, (d_dst, dx), (d_att, None), partials, strict=True):
+        if merge is not None:
+            merge((first, second, None, partial), (), True, x.get_device())
+    return d_dst, column_sums(d_att if d_att.dim() == 2 else d_att.flatten(1), att.dtype).view(att.shape)
+
+
+def _alone_plan(
+    structures: tuple[Structure, Structure], grad: Tensor, given: Operands, shape: Shape
+) -> Plans:
+    strides = (given.x.stride(0), given.own.stride(0), grad.stride(0))
+    key = ("gatv2_bwd_alone", shape, strides, given.other.dtype, structures[0].copies is None)
+    plans = structures[0].walk.plans
+    plan: Plans | None = plans.get(key)
+    if plan is not None:
+        return plan
+    (w, copies, _), (t, other_copies, _) = structures
+    heads, dim, slope, dropout, loops, _, dtype = shape
+    config, acc = row_config(w, shape, backward=True), accumulator(dtype)
+    graph = (w.ptr, w.tasks, w.column, copies, t.ptr, t.tasks, t.column, other_copies)
+    tasks, num_loops = (w.tasks.size(0), t.tasks.size(0)), min(w.num_rows, w.num_cols)
+    rest: tuple[Any, ...] = (tasks[0], w.num_rows, num_loops, w.split, tasks[1], t.split, *strides)
+    rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, slope, dropout)
+    programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
+    main = Launch(
+        gatv2_bwd_alone_kernel, programs, config.warps, graph, (*rest, loops, acc), config.registers, groups
+    )
+    merges = [merge_gradients(one, heads * dim, heads, dim, 0, parts, acc) for one, parts in ((w, 2), (t, 1))]
+    plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
+    return plan
 
 
 def _gatv2_plan(

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.kernels import launch
+from graphfuse.kernels import float32_rows, launch
 from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_launch, window_load
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.attention_bwd_rows import attention_bwd_alone_kernel, attention_bwd_row_kernel
@@ -76,11 +76,6 @@ def _attention_delta_kernel(
         store_pairs(stats_ptr, place, live, lse, -delta)
 
 
-# In float32 one kernel takes the place of three where each edge may read the result of its receiver as well:
-# where launches are what is waited for, up to so many edges, or rows are as short as this.
-FEW_EDGES, SHORT_ROWS = 1 << 17, 16
-
-
 class Saved(NamedTuple):
     """What forward left behind."""
 
@@ -116,6 +111,14 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     edge_dim = 0 if transposed else edge_dim
     parts = 2 if transposed or edge_dim > 0 else 1
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
+
+
+def in_one_kernel(structures: tuple[Structure, Structure], dtype: torch.dtype) -> bool:
+    """Whether one kernel walks both directions of a graph whose edges have no numbers, and nothing before."""
+    w, t = (structure.walk for structure in structures)
+    if dtype in HALF or w.row_mask is not None or t.row_mask is not None:
+        return False
+    return float32_rows.one_backward(w.num_rows, w.num_cols, w.num_entries)
 
 
 class Plans(NamedTuple):
@@ -162,14 +165,6 @@ def _direction_plan(
     if plan is None:
         plan = plans[key] = _plan(structure, shape, strides, transposed)
     return plan
-
-
-def _is_alone(structures: tuple[Structure, Structure], saved: Saved, dtype: torch.dtype) -> bool:
-    walks = [structure.walk for structure in structures]
-    if dtype in HALF or saved.edges is not None or not all(w.row_mask is None for w in walks):
-        return False
-    most = max(FEW_EDGES, SHORT_ROWS * max(w.num_rows for w in walks))
-    return walks[0].num_entries <= most
 
 
 def _alone_plan(
@@ -220,7 +215,7 @@ def backward_plans(
         copies: Whether ``grad`` is copied, to such rows.
         with_edge_attr: As of :func:`attention_bwd`.
     """
-    if _is_alone(structures, saved, shape.dtype):
+    if saved.edges is None and in_one_kernel(structures, shape.dtype):
         return _alone_plan(structures, grad, saved, shape, out_stride, copies)
     rows, columns = [
         _direction_plan(structure, grad, saved, shape, with_edge_attr, transposed, out_stride)

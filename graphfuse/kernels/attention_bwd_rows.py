@@ -6,12 +6,13 @@ Numbers that belong to edges are those of :mod:`.attention_rows`; their gradient
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, slope
+from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import columns_of_step, first_columns
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
+    direction,
     head_tile,
     rounded,
     row_task,
@@ -24,8 +25,7 @@ def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr, ALONE: tl.constexp
     # What the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta) from the pair (LSE, -delta).
     # ALONE: what forward stored, and no delta.
     if ALONE:
-        top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
-        norm = inverse(tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0))
+        top, norm = load_softmax(stats_ptr, place, mask)
         delta = norm * 0.0
     elif PRECISE:
         top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
@@ -295,11 +295,8 @@ def attention_bwd_alone_kernel(
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    pid, tasks = tl.program_id(0), num_tasks + num_other_tasks
-    long = pid < tasks
-    begin_sources = num_tasks if long else tasks + num_rows
-    if pid < begin_sources:
-        nth = pid if long else pid - num_other_tasks
+    sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
+    if not sources:
         row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, split)
         if not listed:
             gradients_of_row(
@@ -313,8 +310,6 @@ def attention_bwd_alone_kernel(
                 grad = tl.load(grad_ptr + row.to(tl.int64) * GRAD_STRIDE + offs, mask=mask, other=0.0)
                 tl.store(d_copy_ptr + row.to(tl.int64) * OUT_STRIDE + offs, grad, mask=mask)
     else:
-        nth = pid - begin_sources
-        nth = nth if long else nth + num_other_tasks
         row, begin, end, slot, listed = row_task(
             other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, other_split
         )

@@ -13,6 +13,8 @@ from graphfuse.kernels.loads import FULL, RowLoad
 
 Wide = tuple[int, int]  # edges of a step, and warps
 
+FEW_EDGES, SHORT_ROWS = 1 << 17, 10  # of a graph, and of its rows in the mean
+
 
 def attention(heads: int, width: int, load: RowLoad) -> Wide:
     """Of dot-product attention, in whatever adds up the same scores; heads of ``width`` numbers in all."""
@@ -56,3 +58,12 @@ def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
         return min(16, 256 // width), 2 if width == 64 and backward else 1
     warps = 2 if heads == 1 and width == 128 else 4 if width <= 256 else 8
     return min(16, max(2, 512 // width)), warps
+
+
+def one_backward(num_rows: int, num_cols: int, num_edges: int) -> bool:
+    """Whether backward is one kernel of both directions, in place of three (results: one_backward.md).
+
+    Each edge then reads the result of its receiver as well, and nothing is made of that beforehand: which
+    pays where launches are what is waited for, or rows are short.
+    """
+    return num_edges <= max(FEW_EDGES, SHORT_ROWS * max(num_rows, num_cols))

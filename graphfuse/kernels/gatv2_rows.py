@@ -1,31 +1,46 @@
-"""Row kernel of GATv2's attention, backward: all heads of one row, plain multiply-adds."""
+"""Row kernels of GATv2's attention, backward: all heads of one row, plain multiply-adds."""
 
 import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import columns_of_step, first_columns
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
+    direction,
     head_tile,
     rounded,
     row_task,
     sum_of_products,
 )
 
+_COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
+
+
+@triton.jit
+def load_weights(stats_ptr, place, mask, ALONE: tl.constexpr):
+    # What makes a weight of a score, shift and norm, and delta; ALONE: of forward's softmax, and no delta.
+    if ALONE:
+        shift, norm = load_softmax(stats_ptr, place, mask)
+        delta = norm * 0.0
+    else:
+        shift, norm, delta, _ = load_stats(stats_ptr, place, mask)
+    return shift, norm, delta
+
 
 @triton.jit
 def loop_gradients(
-    own, own_out, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads,
-    offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+    own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
+    heads, offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    shift, norm, delta, _ = load_stats(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head)
+    shift, norm, delta = load_weights(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head, ALONE)
     u = own + other
     if loop_edge_ptr is not None:
         u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
@@ -36,6 +51,9 @@ def loop_gradients(
         factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
     if own_out is not None:
         dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
+    elif ALONE:
+        out = tl.load(out_at, mask=mask, other=0.0).to(ACC)
+        dp = tl.sum(grad * (own * factor[:, None] - out), 1)
     else:
         dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
     s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)  # as forward adds it up
@@ -46,29 +64,18 @@ def loop_gradients(
     return scored, dropped[:, None] * grad, scored * u
 
 
-# All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
-# TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
-#   grid      as the forward kernel, one row a program
-#   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
-#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
-#             receivers, out: g x - delta is then g (x - out), which loses no bits
-#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
-#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
-#   order     as the forward kernel: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
-def gatv2_bwd_row_kernel(
-    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
-    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
-    seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
-    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+@triton.jit
+def gradients_of_row(
+    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
+    seed_ptr, row, begin, end, slot, num_loops, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    beside_previous() if TRANSPOSED else after_previous()
+    # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
+    # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
-    if listed:
-        return
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -81,10 +88,10 @@ def gatv2_bwd_row_kernel(
             None, :, :
         ]
         place = (offs_row * HEADS + heads)[None, :]
-        shift, norm, delta, _ = load_stats(stats_ptr, place, mask_head[None, :])
+        shift, norm, delta = load_weights(stats_ptr, place, mask_head[None, :], ALONE)
     own_out = None
-    if own_out_ptr is not None:
-        own_out = tl.load(own_out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
+    if out_ptr is not None and not TRANSPOSED:
+        own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
     # the gradient of the own row, through scores (att apart) and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     summed = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -112,7 +119,7 @@ def gatv2_bwd_row_kernel(
             grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
             x = own[None, :, :]
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-            shift, norm, delta, _ = load_stats(stats_ptr, receiver, mask_edge)
+            shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
         else:
             offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
             other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
@@ -127,7 +134,11 @@ def gatv2_bwd_row_kernel(
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)  # as forward adds it up
         base = delta
-        if own_out_ptr is not None:
+        if ALONE and TRANSPOSED:
+            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
+            out = tl.load(at, mask=gathered, other=0.0).to(ACC)
+            dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
+        elif own_out is not None:
             dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
         else:
             dp = tl.sum(grad * x, 2) * factor
@@ -149,10 +160,13 @@ def gatv2_bwd_row_kernel(
             other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
         else:
             other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
+        out_at = None
+        if ALONE:
+            out_at = out_ptr + offs_row * HEADS * DIM + offs_head
         loop_scored, loop_summed, loop_att = loop_gradients(
-            own, own_out, att, other_at, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
-            heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
-            TRANSPOSED, SLOPE, DROPOUT, PRECISE, ACC,
+            own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr,
+            row, heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
+            TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
         scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
     first = att * scored
@@ -172,5 +186,77 @@ def gatv2_bwd_row_kernel(
         tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
         if not TRANSPOSED:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
+
+
+# All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
+# TRANSPOSED: it is a source, and x_dst and grad of the receivers are.
+#   grid      as the forward kernel, one row a program
+#   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
+#             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
+#             receivers, out: g x - delta is then g (x - out), which loses no bits
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
+#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
+#   order     as the forward kernel: bitwise reproducible
+@triton.jit(do_not_specialize=_COUNTS)
+def gatv2_bwd_row_kernel(
+    first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,
+    edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
+    seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    beside_previous() if TRANSPOSED else after_previous()
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    if listed:
+        return
+    gradients_of_row(
+        first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, column_ptr, copy_ptr,
+        edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, own_out_ptr, edge_ptr, loop_edge_ptr,
+        stats_ptr, seed_ptr, row, begin, end, slot, num_loops, SRC_STRIDE, DST_STRIDE, GRAD_STRIDE,
+        TRANSPOSED, False, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+    )  # fmt: skip
     if TRANSPOSED:
         after_previous()
+
+
+# Both directions in float32, and nothing before, as attention_bwd_alone_kernel.
+#   grid      (num_tasks + num_other_tasks + num_rows + num_cols, groups), likewise
+#   reads     x_src, x_dst, grad, att, as above; of forward out and softmax; of either walk ptr, tasks, column
+#             and copy
+#   writes    d_x_dst, d_att and d_x_src, as above; slices to their walk's slots
+#   order     as above
+@triton.jit(
+    do_not_specialize=["num_tasks", "num_rows", "num_loops", "split", "num_other_tasks", "other_split"]
+)
+def gatv2_bwd_alone_kernel(
+    d_dst_ptr, d_att_ptr, d_src_ptr, partial_ptr, other_partial_ptr,
+    ptr_ptr, tasks_ptr, column_ptr, copy_ptr, other_ptr_ptr, other_tasks_ptr, other_column_ptr,
+    other_copy_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, out_ptr, softmax_ptr, seed_ptr,
+    num_tasks, num_rows, num_loops, split, num_other_tasks, other_split,
+    SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    after_previous()
+    sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
+    if sources:
+        row, begin, end, slot, listed = row_task(
+            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, other_split
+        )
+        if not listed:
+            gradients_of_row(
+                d_src_ptr, None, None, None, other_partial_ptr, other_ptr_ptr, other_column_ptr,
+                other_copy_ptr, None, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, out_ptr, None, None,
+                softmax_ptr, seed_ptr, row, begin, end, slot, num_loops, SRC_STRIDE, DST_STRIDE, GRAD_STRIDE,
+                True, True, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip
+    else:
+        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, split)
+        if not listed:
+            gradients_of_row(
+                d_dst_ptr, d_att_ptr, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, x_src_ptr,
+                x_dst_ptr, att_ptr, grad_ptr, out_ptr, None, None, softmax_ptr, seed_ptr, row, begin, end,
+                slot, num_loops, SRC_STRIDE, DST_STRIDE, GRAD_STRIDE, False, True, HEADS, DIM, BLOCK_HEADS,
+                BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+            )  # fmt: skip

@@ -70,6 +70,20 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
 
 
 @triton.jit
+def direction(pid, num_tasks, num_other_tasks, num_rows):
+    # What a program does where those of both directions share a launch: whether its row is a source, and
+    # which of the programs that walk that direction it is. Long rows of either begin first.
+    tasks = num_tasks + num_other_tasks
+    long = pid < tasks
+    begin_sources = num_tasks if long else tasks + num_rows
+    sources = pid >= begin_sources
+    nth = pid - begin_sources if sources else pid
+    if not long:
+        nth = nth + num_other_tasks if sources else nth - num_other_tasks
+    return sources, nth
+
+
+@triton.jit
 def head_tile(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr):
     # The tile [BLOCK_HEADS, BLOCK_DIM] of a program: its heads, where their features stand in a row of all
     # heads, and which of them exist.

@@ -129,9 +129,7 @@ def dump(compiled: Any, what: str) -> str:
 
 def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:
     pointer = f"*{dtype}"
-    floats = dict.fromkeys(
-        ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"
-    )
+    floats = dict.fromkeys(FLOATS, "*fp32")
     names = ("q_ptr", "k_ptr", "v_ptr", "out_ptr", "grad_ptr", "own_ptr", "own_value_ptr", "other_ptr")
     results = ("first_ptr", "second_ptr", "dq_ptr", "dk_ptr", "dv_ptr", "d_copy_ptr")
     operands = dict.fromkeys((*names, "other_value_ptr", *results), pointer) | floats
@@ -243,11 +241,10 @@ def inference() -> Iterator[Case]:
 
 def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     pointer = f"*{dtype}"
-    floats = dict.fromkeys(
-        ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr"), "*fp32"
-    )
+    floats = dict.fromkeys(FLOATS, "*fp32")
     names = ("out_ptr", "tilt_ptr", "own_ptr", "other_ptr", "x_ptr", "a_src_ptr", "a_dst_ptr", "grad_ptr")
     names += ("dx_ptr", "d_a_src_ptr", "x_src_ptr", "x_dst_ptr", "att_ptr", "first_ptr", "d_att_ptr")
+    names += ("d_dst_ptr", "d_src_ptr")
     operands = dict.fromkeys(names, pointer) | floats
     operands |= {"own_out_ptr": pointer} if dtype == "fp32" else {}
     edges = dict.fromkeys(("edge_ptr", "loop_edge_ptr", "d_edge_ptr", "d_loop_edge_ptr"), pointer)
@@ -279,6 +276,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             forward, config = (launch.gatv2_row(heads, dim, size, load, b) for b in (False, True))
             rows += [(additive_rows.additive_row_kernel, forward, True, {"tilt_ptr": None})]
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, config, True, side) for side in sides]
+            rows += [(gatv2_rows.gatv2_bwd_alone_kernel, config, True, {})] if dtype == "fp32" else []
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
             constants = {
                 "HEADS": heads,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows
-from graphfuse.kernels import attention_bwd, launch
+from graphfuse.kernels import float32_rows, launch
 from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
 from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer
 from tests.nn._layers import EDGES
@@ -98,8 +98,8 @@ def test_so_are_those_of_a_larger_graph(
     layer: Any, x: Tensor, composed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # backward of attention is three kernels there
-    monkeypatch.setattr(attention_bwd, "FEW_EDGES", -1)
-    monkeypatch.setattr(attention_bwd, "SHORT_ROWS", 0)
+    monkeypatch.setattr(float32_rows, "FEW_EDGES", -1)
+    monkeypatch.setattr(float32_rows, "SHORT_ROWS", 0)
     test_the_numbers_are_those_of_the_parts(layer, x, True, composed)
 
 
