@@ -25,7 +25,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
-from graphfuse.kernels.attention_bwd import in_one_kernel
+from graphfuse.kernels.attention_bwd import both_at_once
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
@@ -94,7 +94,7 @@ def backward_plans(
     structures: tuple[Structure, Structure], grad: Tensor, given: Operands, saved: Saved, shape: Shape
 ) -> Plans:
     """What :func:`additive_bwd` launches for such operands without features of edges; no size is 0."""
-    if _in_one_kernel(structures, given, shape):
+    if _both_at_once(structures, given, shape):
         return _alone_plan(structures, grad, given, shape)
     delta, no_edges = _delta_plan(structures, grad, saved, shape), (None, None)
     if not shape.v2:
@@ -106,10 +106,10 @@ def backward_plans(
     return Plans(delta, rows, columns)
 
 
-def _in_one_kernel(structures: tuple[Structure, Structure], given: Operands, shape: Shape) -> bool:
+def _both_at_once(structures: tuple[Structure, Structure], given: Operands, shape: Shape) -> bool:
     # of GATv2, as of dot-product attention
     plain = given.edge is None and given.loop_edge is None
-    return shape.v2 and plain and in_one_kernel(structures, shape.dtype)
+    return shape.v2 and plain and both_at_once(structures, shape.dtype)
 
 
 def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
@@ -180,7 +180,7 @@ def additive_bwd(
     d_edges = (_like(edge, with_edges, x), _like(loop_edge, with_edges, x))
     if grad.numel() == 0:
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
-    if plans is None and _in_one_kernel(structures, given, shape):
+    if plans is None and _both_at_once(structures, given, shape):
         plans = _alone_plan(structures, grad, given, shape)
     delta = _delta_plan(structures, grad, saved, shape) if plans is None else plans.delta
     if delta is None:

@@ -113,7 +113,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
 
 
-def in_one_kernel(structures: tuple[Structure, Structure], dtype: torch.dtype) -> bool:
+def both_at_once(structures: tuple[Structure, Structure], dtype: torch.dtype) -> bool:
     """Whether one kernel walks both directions of a graph whose edges have no numbers, and nothing before."""
     w, t = (structure.walk for structure in structures)
     if dtype in HALF or w.row_mask is not None or t.row_mask is not None:
@@ -215,7 +215,7 @@ def backward_plans(
         copies: Whether ``grad`` is copied, to such rows.
         with_edge_attr: As of :func:`attention_bwd`.
     """
-    if saved.edges is None and in_one_kernel(structures, shape.dtype):
+    if saved.edges is None and both_at_once(structures, shape.dtype):
         return _alone_plan(structures, grad, saved, shape, out_stride, copies)
     rows, columns = [
         _direction_plan(structure, grad, saved, shape, with_edge_attr, transposed, out_stride)
