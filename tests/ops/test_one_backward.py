@@ -33,7 +33,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def watched(self: Launch, *arguments: Any) -> None:
         found.append(self._kernel.fn.__name__)
+        count = len(found)
         launch(self, *arguments)
+        del found[count:]  # on a GPU the first call of a launch may end in another of itself
 
     monkeypatch.setattr(Launch, "__call__", watched)
     return found
