@@ -151,18 +151,25 @@ def test_three_kernels_match_the_definition(kind: str, graph: str, device: torch
     check_kind(kind, graph, device, *SHAPES[list(GRAPHS).index(graph) % len(SHAPES)])
 
 
-@pytest.mark.usefixtures("three")
+@pytest.fixture(params=["one", "three"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "three":
+        allow(monkeypatch, -1, 0)
+
+
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
-def test_three_kernels_drop_the_same(kind: str, graph: str, device: torch.device) -> None:
+def test_either_drops_the_same(kind: str, graph: str, device: torch.device) -> None:
     seed = torch.tensor([(3 << 40) + 5], device=device)
-    check_kind(kind, graph, device, 3, 8, dropout=0.3, seed=seed)
+    loops = graph == "self_loops"
+    check_kind(kind, graph, device, 3, 8, dropout=0.3, seed=seed, self_loops=loops)
 
 
-@pytest.mark.usefixtures("three")
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_three_kernels_add_slices(
+def test_either_adds_slices(
     kind: str, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
@@ -171,7 +178,18 @@ def test_three_kernels_add_slices(
     check_kind(kind, "hub", device, 2, 12, dropout=dropout, seed=seed)
 
 
-@pytest.mark.usefixtures("three")
-def test_three_kernels_of_loops(device: torch.device) -> None:
+@pytest.mark.usefixtures("either")
+def test_either_has_its_loops(device: torch.device) -> None:
     for kind, graph in (("gatv2", "self_loops"), ("attention", "repeated")):
         check_kind(kind, graph, device, 2, 8, self_loops=True)
+
+
+def test_a_launch_serves_operands_of_one_kind(device: torch.device) -> None:
+    windows, _, given = draw("ragged", device, torch.float32, 2, 8)
+    scale = torch.ones(windows.shape[1], 2, device=device)
+    for key_scale in (None, scale, None, scale):
+        key = {} if key_scale is None else {"k": given["v"], "key_scale": key_scale}
+        out = ops.sparse_attention(**(given | key), windows=windows)
+        torch.autograd.grad(out.sum(), (given["q"], given["v"]))
+    plans = windows.walks(True, False).forward.plans
+    assert len([key for key in plans if key[0] == "attention_bwd_alone"]) == 2
