@@ -24,6 +24,17 @@ def greater_of_products(own, other):
 
 
 @triton.jit
+def own_copy(a, b):
+    return a
+
+
+@triton.jit
+def one_of_eight(totals):
+    # Any of the eight of a row, which are the same: each thread takes its own, and asks no other.
+    return tl.reduce(totals, 1, own_copy)
+
+
+@triton.jit
 def at_most(x, most):
     # The lesser of both, `most` where x is NaN: a GPU's minimum is that, but not every interpreter's.
     if _INTERPRETING:

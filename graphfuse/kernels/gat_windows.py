@@ -37,6 +37,7 @@ from graphfuse.kernels.gat_tiles import (
     at_most,
     greater_of_products,
     half_factors,
+    one_of_eight,
     ones_where_greater,
 )
 from graphfuse.kernels.tiles import (
@@ -214,7 +215,7 @@ def attend(
     new_states = nothing()
     for g in tl.static_range(GROUP):
         top, total, high, acc, tilt = running[g]
-        total, high = tl.max(total, 1), tl.max(high, 1)
+        total, high = one_of_eight(total), one_of_eight(high)
         if FIXED:
             top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
         new_states += ((top, total, high, acc, tilt),)
@@ -233,14 +234,13 @@ def from_guess(state, guess):
 def walk(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
     column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    head, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    GUESS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_window_kernel` does. With GUESS it returns whether the guess was good enough and all sums are
-    # numbers; if not, nothing is stored.
+    # What `gat_window_kernel` does, of the heads from `head` on. With GUESS it returns whether the guess was
+    # good enough and all sums are numbers; if not, nothing is stored.
     TILTED: tl.constexpr = tilt_ptr is not None
-    head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     first = False
@@ -342,17 +342,17 @@ def walk(
 def walk_again(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
     column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
+    head, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # A function of its own, or the compiler would crowd the registers of each walk with a guess for the sake
-    # of one that hardly ever follows. It is called with scalars alone, so it begins from the task.
+    # One head, as `walk` without a guess. A function of its own, or the compiler would crowd the registers of
+    # each walk with a guess for the sake of one that hardly ever follows; and a narrow one, as a kernel has
+    # the registers that the most demanding of its functions has, called or not. It is called with scalars
+    # alone, so it begins from the task.
     walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
         column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
-        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, False, SLOPE, DROPOUT,
-        LOOPS, ACC,
+        num_loops, head, X_STRIDE, HEADS, DIM, 1, 1, BLOCK_DIM, 16, 1, False, SLOPE, DROPOUT, LOOPS, ACC,
     )  # fmt: skip
 
 
@@ -379,17 +379,19 @@ def gat_window_kernel(
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
+    head = tl.program_id(1) * GROUP
     done = walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
         column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
-        num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, GUESS, SLOPE, DROPOUT,
+        num_loops, head, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, GUESS, SLOPE, DROPOUT,
         LOOPS, ACC,
     )  # fmt: skip
     if GUESS:
         if not done:
-            walk_again(
-                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
-                row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
-                bias_ptr, num_rows, num_loops, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES,
-                GUESS, SLOPE, DROPOUT, LOOPS, ACC,
-            )  # fmt: skip
+            for g in tl.range(0, tl.minimum(GROUP, HEADS - head)):
+                walk_again(
+                    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
+                    row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
+                    bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM, SLOPE, DROPOUT,
+                    LOOPS, ACC,
+                )  # fmt: skip

@@ -279,10 +279,10 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward makes do with a guess at the maxima, if there is more than a first step. With ``tilted`` sums a
-    warp wants all registers for a head of 128 features, four that share a gather, few programs, or dropout
-    (results: guesses_apart.md, dropout.md), and backward where a bound would make room for programs that
-    there are not; the fewest have a head each (few_programs.md).
+    Forward makes do with a guess at the maxima, but with dropout if there is hardly more than a first step.
+    With ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a
+    gather, few programs, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where
+    a bound would make room for programs that there are not; the fewest have a head each (few_programs.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
@@ -304,7 +304,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         config = config._replace(registers=168 if bound else None)
     if backward and width >= 32 and load.roomy and (not dropout or config.rows > 1):
         config = config._replace(registers=None)
-    return config._replace(guess=config.guess or not (backward or load is Load.TINY))
+    return config._replace(guess=not (backward or (dropout and load is Load.TINY)))
 
 
 def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool) -> Config:
@@ -316,7 +316,7 @@ def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool) -> 
 def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     inference = not (dropout or backward or tilted)
     if load is Load.TINY and (inference or (dropout and tilted)):
-        return Config(128, 16, 2, 1)
+        return Config(128, 16, 2, 1, registers=128 if inference else None)
     if dim % 8 != 0:
         return Config(128, 32, 3 if dropout or backward else 5, 1)
     most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
@@ -325,8 +325,8 @@ def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Loa
 
 def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # a head at a time
-    if width == 64 and load is Load.TINY and tilted and not dropout:
-        return Config(64, 16, 5, 1)
+    if width == 64 and tilted and not dropout:
+        return Config(64, 16, 5, 1, registers=128) if load is Load.TINY else Config(64, 32, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
     wide = width == 64 and (tilted or load.few)
@@ -336,10 +336,10 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
 
 def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # two heads of 32
-    if load is Load.TINY:
+    if load is Load.TINY and (backward or dropout):
         step, stages = (16, 5) if backward or tilted else (32, 2)
         return Config(32, step, stages, 1, rows=2, registers=168 if tilted else 128)
-    most = None if tilted and (load.few or dropout) else 168 if backward or tilted else 128
+    most = None if tilted and (load.roomy or dropout) else 168 if backward or tilted else 128
     return Config(32, 32, 5, 1, rows=2, registers=most)
 
 
@@ -355,8 +355,8 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
         return Config(block, 32, 3, 1, rows=2, registers=128)
     if backward and load is Load.TINY:
         return Config(block, 16, 2, 1, rows=group, registers=168)
-    most, stages = 168 if inference else None, 5 if tilted else 3
-    return Config(block, 32, stages, 1, rows=group, registers=most, guess=inference)
+    most = None if not inference else 128 if load is Load.TINY else 168
+    return Config(block, 32, 5 if tilted else 3, 1, rows=group, registers=most)
 
 
 @functools.cache

@@ -96,12 +96,13 @@ def test_it_changes_no_result(
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize(("heads", "dim"), [(4, 32), (3, 16), (1, 64), (1, 128)])
-def test_tiny_windows_do_without(
+def test_tiny_windows_do_without_where_numbers_are_drawn(
     heads: int, dim: int, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = launch.gat_window
     monkeypatch.setattr(launch, "gat_window", lambda *kind: config(*kind[:-1], launch.Load.TINY))
-    assert not launch.gat_window(heads, dim, dropout > 0, False, True, launch.Load.FEW).guess
+    guess = launch.gat_window(heads, dim, dropout > 0, False, True, launch.Load.FEW).guess
+    assert guess == (dropout == 0)
     edge_index = graph(device)
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
     given = {name: x.requires_grad_() for name, x in draw(device, torch.float16, heads, dim).items()}
