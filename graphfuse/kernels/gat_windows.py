@@ -388,10 +388,11 @@ def gat_window_kernel(
     )  # fmt: skip
     if GUESS:
         if not done:
-            for g in tl.range(0, tl.minimum(GROUP, HEADS - head)):
-                walk_again(
-                    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
-                    row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
-                    bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM, SLOPE, DROPOUT,
-                    LOOPS, ACC,
-                )  # fmt: skip
+            for g in tl.static_range(GROUP):
+                if HEADS % GROUP == 0 or head + g < HEADS:
+                    walk_again(
+                        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
+                        row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr,
+                        seed_ptr, bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM,
+                        SLOPE, DROPOUT, LOOPS, ACC,
+                    )  # fmt: skip

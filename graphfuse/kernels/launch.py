@@ -355,7 +355,7 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
         return Config(block, 32, 3, 1, rows=2, registers=128)
     if backward and load is Load.TINY:
         return Config(block, 16, 2, 1, rows=group, registers=168)
-    most = None if not inference else 128 if load is Load.TINY else 168
+    most = 128 if inference and load is Load.TINY else None
     return Config(block, 32, 5 if tilted else 3, 1, rows=group, registers=most)
 
 
