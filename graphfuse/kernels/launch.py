@@ -279,10 +279,10 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward makes do with a guess at the maxima, but with dropout if there is hardly more than a first step.
-    With ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a
-    gather, few programs, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where
-    a bound would make room for programs that there are not; the fewest have a head each (few_programs.md).
+    Forward makes do with a guess at the maxima, except where dropout meets windows of a step or two. With
+    ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a gather,
+    few programs, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where a bound
+    would make room for programs that there are not; the fewest have a head each (few_programs.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
@@ -329,9 +329,9 @@ def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: L
         return Config(64, 16, 5, 1, registers=128) if load is Load.TINY else Config(64, 32, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    wide = width == 64 and (tilted or load.few)
+    wide = (width == 64 and load.few) or (tilted and dropout)
     deep = width == 64 and load.roomy and not (dropout or backward)
-    return Config(width, 32, 5 if deep else 3, 1, registers=168 if wide or (tilted and dropout) else 128)
+    return Config(width, 32, 5 if deep else 3, 1, registers=168 if wide else 128)
 
 
 def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:

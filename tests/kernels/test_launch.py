@@ -211,14 +211,34 @@ def test_backward_of_gat_has_all_registers_where_programs_are_few(heads: int, di
     assert most(launch.Load.FEW, backward=False) is not None
 
 
-def test_steps_of_a_head_of_64_are_asked_for_early_where_programs_are_few() -> None:
+def test_steps_of_a_head_of_64_are_asked_for_early_in_training_and_where_programs_are_few() -> None:
     for load in launch.Load:
         inference, trained = (
             launch.gat_window(1, 64, False, False, tilted, load) for tilted in (False, True)
         )
         assert (inference.stages, trained.stages) == (5 if load.roomy else 3, 5)
-        assert (trained.registers is None) == (load is not launch.Load.TINY)
+        assert inference.registers == (168 if load.few else 128)
+        assert trained.registers == (128 if load is launch.Load.TINY else None)
         assert launch.gat_window(1, 64, True, False, True, load).stages == 3  # dropout draws meanwhile
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "tilted", "expected"),
+    [  # of tiny windows, many others, fewer than the GPU holds, and fewer than half of that
+        (4, 32, False, (128, 128, 128, 128)),
+        (4, 32, True, (168, 168, 168, None)),
+        (8, 16, False, (128, None, None, None)),
+        (8, 16, True, (None, None, None, None)),
+        (1, 128, False, (128, 168, 192, 192)),
+    ],
+)
+def test_registers_of_gat_forward(
+    heads: int, dim: int, tilted: bool, expected: tuple[int | None, ...]
+) -> None:
+    loads = (launch.Load.TINY, launch.Load.NORMAL, launch.Load.SOME, launch.Load.FEW)
+    found = [launch.gat_window(heads, dim, False, False, tilted, load) for load in loads]
+    assert tuple(one.registers for one in found) == expected
+    assert all(one.guess for one in found)
 
 
 @pytest.mark.parametrize(
