@@ -58,7 +58,7 @@ def nothing_fits(name: str, cases: Sequence[Case], only: Mapping[str, str]) -> s
 
 
 def pairs(texts: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of each.
+    """``NAME=VALUE`` of each, in small letters, as :func:`as_text` has values.
 
     Raises:
         ValueError: one of them is not of this form, or two have the same name.
@@ -66,7 +66,7 @@ def pairs(texts: Sequence[str]) -> dict[str, str]:
     found = [text.partition("=") for text in texts]
     if any(not mark or not value for _, mark, value in found):
         raise ValueError(f"write NAME=VALUE (got {' '.join(texts)})")
-    named = {name: value for name, _, value in found}
+    named = {name: value.lower() for name, _, value in found}
     if len(named) < len(found):
         raise ValueError(f"write a name once, several values as NAME=A,B (got {' '.join(texts)})")
     return named
