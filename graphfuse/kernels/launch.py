@@ -280,9 +280,9 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
     Forward makes do with a guess at the maxima, except where dropout meets windows of a step or two. With
-    ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a gather,
-    few programs, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where a bound
-    would make room for programs that there are not; the fewest have a head each (few_programs.md).
+    ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a gather, or
+    dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where a bound would make room
+    for programs that there are not; the fewest have a head each (few_programs.md).
     """
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
@@ -339,8 +339,8 @@ def _gat_of_two(dropout: bool, backward: bool, tilted: bool, load: Load) -> Conf
     if load is Load.TINY and (backward or dropout):
         step, stages = (16, 5) if backward or tilted else (32, 2)
         return Config(32, step, stages, 1, rows=2, registers=168 if tilted else 128)
-    most = None if tilted and (load.roomy or dropout) else 168 if backward or tilted else 128
-    return Config(32, 32, 5, 1, rows=2, registers=most)
+    most = 168 if backward or tilted else 144 if load.roomy and not dropout else 128
+    return Config(32, 32, 5, 1, rows=2, registers=None if tilted and dropout else most)
 
 
 def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
@@ -355,8 +355,11 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
         return Config(block, 32, 3, 1, rows=2, registers=128)
     if backward and load is Load.TINY:
         return Config(block, 16, 2, 1, rows=group, registers=168)
-    most = 128 if inference and load is Load.TINY else None
-    return Config(block, 32, 5 if tilted else 3, 1, rows=group, registers=most)
+    if inference and load is Load.TINY:
+        return Config(block, 32, 3, 1, rows=group, registers=128)
+    if inference and dim > 8 and load is not Load.LONG:
+        return Config(block, 32, 5 if load.roomy else 2, 1, rows=group, registers=168 if load.roomy else None)
+    return Config(block, 32, 5 if tilted else 3, 1, rows=group)
 
 
 @functools.cache

@@ -222,12 +222,16 @@ def test_steps_of_a_head_of_64_are_asked_for_early_in_training_and_where_program
         assert launch.gat_window(1, 64, True, False, True, load).stages == 3  # dropout draws meanwhile
 
 
+# of tiny windows, many others, fewer than the GPU holds, and fewer than half of that
+LOADS = (launch.Load.TINY, launch.Load.NORMAL, launch.Load.SOME, launch.Load.FEW)
+
+
 @pytest.mark.parametrize(
     ("heads", "dim", "tilted", "expected"),
-    [  # of tiny windows, many others, fewer than the GPU holds, and fewer than half of that
-        (4, 32, False, (128, 128, 128, 128)),
-        (4, 32, True, (168, 168, 168, None)),
-        (8, 16, False, (128, None, None, None)),
+    [
+        (4, 32, False, (128, 128, 128, 144)),
+        (4, 32, True, (168, 168, 168, 168)),
+        (8, 16, False, (128, None, None, 168)),
         (8, 16, True, (None, None, None, None)),
         (1, 128, False, (128, 168, 192, 192)),
     ],
@@ -235,10 +239,18 @@ def test_steps_of_a_head_of_64_are_asked_for_early_in_training_and_where_program
 def test_registers_of_gat_forward(
     heads: int, dim: int, tilted: bool, expected: tuple[int | None, ...]
 ) -> None:
-    loads = (launch.Load.TINY, launch.Load.NORMAL, launch.Load.SOME, launch.Load.FEW)
-    found = [launch.gat_window(heads, dim, False, False, tilted, load) for load in loads]
+    found = [launch.gat_window(heads, dim, False, False, tilted, load) for load in LOADS]
     assert tuple(one.registers for one in found) == expected
     assert all(one.guess for one in found)
+
+
+def test_narrow_heads_have_more_steps_on_their_way_where_programs_are_few() -> None:
+    def stages(load: launch.Load, dim: int = 16, tilted: bool = False) -> int:
+        return launch.gat_window(8, dim, False, False, tilted, load).stages
+
+    assert tuple(map(stages, LOADS)) == (3, 2, 2, 5) and stages(launch.Load.LONG) == 3
+    assert {stages(load, dim=8) for load in LOADS} == {3}
+    assert {stages(load, tilted=True) for load in LOADS} == {5}
 
 
 @pytest.mark.parametrize(
