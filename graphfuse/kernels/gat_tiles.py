@@ -10,31 +10,17 @@ _INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
-def nearer_rate(u, SLOPE: tl.constexpr):
-    # Of the two rates of a LeakyReLU, as an exponent of 2, that of the mean of u. The other is this one less
-    # than LOG2_E * (1 + SLOPE).
-    return tl.where(tl.sum(u) < 0, LOG2_E * SLOPE, LOG2_E)
+def half_factors(u, shift, SLOPE: tl.constexpr, HALF: tl.constexpr):
+    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], two numbers
+    # of each node make its weights: no score needs an exponential of its own. In half precision two products
+    # or maxima are one instruction. `shift` is an exponent of 2 that both are divided by.
+    return tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
 
 
 @triton.jit
-def half_factors(u, rate, SLOPE: tl.constexpr, HALF: tl.constexpr):
-    # As exp(leaky(a + d)) = max(exp(a) exp(d), exp(slope a) exp(slope d)) for a slope in [0, 1], two factors
-    # of a source make its weights, and no score needs an exponential of its own. One of those of d is common
-    # to all weights of a receiver, so its softmax may do without: `half_ratio` is what the other is then. In
-    # half precision two products or maxima are one instruction.
-    return tl.exp2(u * rate).to(HALF), tl.exp2(u * (LOG2_E * (1 + SLOPE) - rate)).to(HALF)
-
-
-@triton.jit
-def half_ratio(u, rate, SLOPE: tl.constexpr, HALF: tl.constexpr):
-    # the second factor of a receiver over the first, NaN if u is no number
-    return (tl.exp2(u * (LOG2_E * (1 + SLOPE) - 2 * rate)) + u * 0).to(HALF)
-
-
-@triton.jit
-def half_weights(ratio, factors):
-    # weights over the receiver's first factor, NaN where one of them is
-    return tl.maximum(factors[0], ratio * factors[1], propagate_nan=tl.PropagateNan.ALL)
+def greater_of_products(own, other):
+    # max(own[0] * other[0], own[1] * other[1]), NaN where one of them is
+    return tl.maximum(own[0] * other[0], own[1] * other[1], propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -35,10 +35,8 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_tiles import (
     at_most,
+    greater_of_products,
     half_factors,
-    half_ratio,
-    half_weights,
-    nearer_rate,
     one_of_eight,
     ones_where_greater,
 )
@@ -138,26 +136,29 @@ def sums_of_entries(
 @triton.jit
 def attend(
     column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end, head,
-    own, own_key, guesses, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
+    own, own_key, means, states, FIXED: tl.constexpr, TILTED: tl.constexpr,
     X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Goes on with the softmax and the sums of each head, (top, total, high, acc, tilt), over the entries
-    # [begin, end) of a window. FIXED: numbers count from the mean in `guesses`, and `top`, what is left of d
-    # times the rate beside it, stays what is subtracted from scores. Whether that was good enough is for
-    # `held` to say, from `total` and from `seen`, the rows of all entries.
+    # [begin, end) of a window. FIXED: `top`, the score that a source with the number in `means` would make,
+    # stays what is subtracted from scores. Whether that was good enough is for `held` to say, from `total`
+    # and from `seen`, the rows of all entries.
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(HALF)
-    running, ratios = nothing(), nothing()
+    running, own_factors = nothing(), nothing()
     for g in tl.static_range(GROUP):
         its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
         running += ((states[g][0], its_total, its_high, states[g][3], states[g][4]),)
         if FIXED:
-            ratios += (half_ratio(own[g] + guesses[g][0], guesses[g][1], SLOPE, HALF),)
+            # a and d count from the mean of the first sources, scores from what that makes of d: one factor
+            # of a receiver is 1, the other smaller; a weight is rounded once, or by the other three times
+            its_own = own[g] + means[g]
+            own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     first_columns = load_columns(column_ptr, begin, end, COLUMNS)
     other = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
@@ -187,9 +188,8 @@ def attend(
             x = tiles[g // PAIR]
             top, total, high, acc, tilt = running[g]
             if FIXED:
-                mean, rate = guesses[g]
-                factors = half_factors(other[g].to(ACC) - mean, rate, SLOPE, HALF)
-                p = at_most(half_weights(ratios[g], factors), most)
+                other_factors = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
+                p = at_most(greater_of_products(own_factors[g], other_factors), most)
             else:
                 u = own[g] * LOG2_E + as_scores(other[g].to(ACC) * LOG2_E, 1, ACC)
                 u = tl.maximum(u, u * SLOPE) if GROWS else leaky(u, SLOPE)
@@ -262,21 +262,19 @@ def walk(
                 X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
             ),
         )  # fmt: skip
-    guesses = nothing()
+    means = nothing()
     if GUESS:
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
         others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
         guessed = nothing()
         for g in tl.static_range(GROUP):
-            mean = tl.sum(others[g].to(ACC)) / COLUMNS
-            u = own[g].reshape(16) + mean
-            rate = nearer_rate(u, SLOPE)
-            guesses += ((mean, rate),)
-            guessed += (from_guess(states[g], u * rate),)
+            means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
+            guess = exponent(own[g].reshape(16) + means[g], SLOPE)
+            guessed += (from_guess(states[g], guess),)
         states = guessed
     states, seen = attend(
         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,
-        head, own, own_key, guesses, states, GUESS, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
+        head, own, own_key, means, states, GUESS, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
         COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
     )  # fmt: skip
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
@@ -369,8 +367,8 @@ def walk_again(
 #             cut window write theirs to their slot
 #   on chip   of each head top, total, high ACC [16]: maximum and sums of all weights and of those of u > 0;
 #             acc and tilt ACC [16, PAIR * BLOCK_DIM]: the weighted sums of x likewise, of which a head keeps
-#             its own features. With GUESS what the mean of the first sources would make of a score, at one of
-#             the rates of the LeakyReLU, serves as the maximum
+#             its own features. With GUESS the score that the mean of the first sources would make serves as
+#             the maximum
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_window_kernel(

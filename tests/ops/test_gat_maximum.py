@@ -42,11 +42,7 @@ def attend(windows: RowWindows, given: dict[str, Tensor]) -> tuple[Tensor, Tenso
 def guesses(given: dict[str, Tensor]) -> Tensor:
     """What is guessed for each receiver and head, 0 without edges."""
     mean = given["a_src"][:FIRST].float().mean(0)
-    beyond = (0, 0, 0, -RECEIVERS % 16)
-    u = torch.nn.functional.pad(given["a_dst"].float(), beyond) + mean
-    u = u.view(-1, 16, *mean.shape)
-    down = u.sum(1, keepdim=True) < 0  # the guess is at the rate of most scores of a window
-    guess = (u * torch.where(down, SLOPE, 1.0)).flatten(0, 1)[:RECEIVERS]
+    guess = torch.nn.functional.leaky_relu(given["a_dst"].float() + mean, SLOPE)
     guess[ALONE] = 0
     return guess
 
@@ -127,10 +123,6 @@ def large(given: dict[str, Tensor]) -> None:
     given["a_dst"][16:32] += 12  # exp of these scores would be no numbers of float16
 
 
-def small(given: dict[str, Tensor]) -> None:
-    given["a_dst"][16:32] -= 30  # nor would their factors be, but for the slope at which that window guesses
-
-
 def far_down(given: dict[str, Tensor]) -> None:
     given["a_src"] -= 90  # exp of one is 0 in float32, and of the other infinite: scores are near 0
     given["a_dst"] += 90
@@ -141,7 +133,7 @@ def far_up(given: dict[str, Tensor]) -> None:
     given["a_dst"] -= 110
 
 
-@pytest.mark.parametrize("move", [as_drawn, large, small, far_down, far_up])
+@pytest.mark.parametrize("move", [as_drawn, large, far_down, far_up])
 def test_the_guess_serves(move: Any, device: torch.device) -> None:
     edge_index = graph(device)
     windows = RowWindows.from_edge_index(edge_index, (SOURCES, RECEIVERS))
@@ -178,12 +170,7 @@ def out_of_sight_early(given: dict[str, Tensor]) -> None:
     given["a_src"][FIRST : 2 * FIRST] -= 300  # and no other entry is a neighbour of EARLY
 
 
-def far_apart(given: dict[str, Tensor]) -> None:
-    given["a_dst"][16:32:2] += 25  # at either rate the factors of half of that window are no numbers
-    given["a_dst"][17:32:2] -= 25
-
-
-SPOILERS = [far_above, far_below, far_apart, out_of_sight, out_of_sight_early]
+SPOILERS = [far_above, far_below, out_of_sight, out_of_sight_early]
 
 
 @pytest.mark.parametrize("spoil", SPOILERS)
