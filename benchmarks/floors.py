@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.timing import time_call
 from graphfuse import RowWindows
 from graphfuse.formats.walk import Walk
+from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.tiles import load_task
 
 _COPIED_BYTES = 2**30
@@ -77,10 +78,11 @@ def gather(w: Walk, x: Tensor, config: Config, y: Tensor | None = None) -> Tenso
     num_programs = w.tasks.size(0) if config.by_task else -(-w.num_entries // piece)
     out = x.new_empty(num_programs, words)
     grid = (num_programs, words // config.block)
-    _gather_kernel[grid](
-        x, y, out, w.tasks if config.by_task else None, w.column, w.num_entries, piece,
-        words, config.block, config.step, config.stages, num_warps=config.warps, enable_fp_fusion=True,
-    )  # fmt: skip
+    with of_one_warp():  # as the kernels beside it
+        _gather_kernel[grid](
+            x, y, out, w.tasks if config.by_task else None, w.column, w.num_entries, piece,
+            words, config.block, config.step, config.stages, num_warps=config.warps, enable_fp_fusion=True,
+        )  # fmt: skip
     return out
 
 

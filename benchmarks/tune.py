@@ -35,6 +35,7 @@ from benchmarks.cases import add_arguments, as_text, chosen, pairs
 from benchmarks.timing import release, time_call
 from graphfuse.formats import walk
 from graphfuse.kernels import launch
+from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.launch import Config
 from graphfuse.kernels.run import Launch
@@ -203,7 +204,7 @@ def _compile(calls: Sequence[Callable[[], Any]]) -> None:
         with contextlib.suppress(Exception), torch.cuda.device(device()):  # the sweep will say what fails
             kernel.warmup(*args, grid=(1,), **options)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with of_one_warp(), ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda one: compiled(*one), wanted))
 
 

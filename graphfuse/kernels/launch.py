@@ -284,10 +284,15 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where a bound would make room
     for programs that there are not; the fewest have a head each (few_programs.md).
     """
+    config = _gat_window(heads, dim, dropout, backward, tilted, load)
+    return config._replace(guess=not (backward or (dropout and load is Load.TINY)))
+
+
+def _gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     width, kind = power_of_two(dim, 16), (dropout, backward, tilted, load)
     if load is Load.FEWEST and heads > 1 and 8 < dim <= 32:
         most = 128 if _starts_on_16_bytes(dim) and not (dropout and tilted) else None
-        return Config(width, 32, 5, 1, registers=most, guess=not backward)
+        return Config(width, 32, 5, 1, registers=most)
     if width > 128:
         config = _gat_beyond_128(width, *kind[:3])
     elif width == 128:
@@ -304,7 +309,7 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
         config = config._replace(registers=168 if bound else None)
     if backward and width >= 32 and load.roomy and (not dropout or config.rows > 1):
         config = config._replace(registers=None)
-    return config._replace(guess=not (backward or (dropout and load is Load.TINY)))
+    return config
 
 
 def _gat_beyond_128(width: int, dropout: bool, backward: bool, tilted: bool) -> Config:

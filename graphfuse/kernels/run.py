@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.device import HIP, INTERPRETING
 
 _MAX_GROUPS = 65535  # programs along the second dimension of a grid
@@ -128,7 +129,8 @@ class Launch:
             self._compiled[places] = found
             self(outputs, operands, aligned, index)
             return
-        kernel = self._kernel[self._grid](*arguments, **options)
+        with of_one_warp():
+            kernel = self._kernel[self._grid](*arguments, **options)
         # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function.
         found = (kernel, *_launcher_of(kernel))
         self._compiled[places] = found

@@ -15,6 +15,7 @@ def after_previous():
     # Waits until the kernel before this one is done and what it wrote is to be seen. Launch lets programs
     # start before that, so this comes first in every kernel, or last in one that ran beside another. From
     # here on programs of the next kernel may start, where there is room: all before this kernel is done.
+    # (How threads of one program wait for each other is up to barriers.py.)
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -7,13 +7,10 @@ that may spill more there and those whose products are counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +32,7 @@ from graphfuse.kernels import (
     orders,
 )
 from graphfuse.kernels.additive import gathered_together
+from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.launch import Config, RowLoad
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_limits import PRODUCTS, SHARED_LIMIT, SPILLED, SPILLED_MORE
@@ -52,6 +50,7 @@ from tests.kernels.aot_nodes import (
     terms_of_nodes,
 )
 from tests.kernels.aot_sums import aggregation, sampled_product
+from tests.kernels.compiled import dump, usage
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -60,7 +59,6 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BUILDING = "graphfuse.formats."  # whose kernels are launched one after the other
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the allocator
 WALKED = ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr")
 WALKED += ("other_tasks_ptr", "other_column_ptr", "other_ptr_ptr")
@@ -94,37 +92,19 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
         options["maxnreg"] = case.registers
     # what a kernel asks of its target it asks the driver, of which there is none
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: TARGETS[target]))
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    building = case.kernel.__module__.startswith(BUILDING)
+    with contextlib.nullcontext() if building else of_one_warp():
+        compiled = triton.compile(source, target=TARGETS[target], options=options)
     report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
     report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name.replace("[inference-", "["), SPILLED)
     report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
     if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
         report["products"] = dump(compiled, "-sass").count("HMMA.")
-    report["waits"] = "griddepcontrol.wait" in compiled.asm.get("ptx", "")
-    report["waits_wanted"] = target in ("sm_90", "sm_100") and not case.kernel.__module__.startswith(BUILDING)
+    ptx = compiled.asm.get("ptx", "")
+    report["waits_for_all"] = case.warps == 1 and not building and "bar.sync" in ptx
+    report["waits"] = "griddepcontrol.wait" in ptx
+    report["waits_wanted"] = target in ("sm_90", "sm_100") and not building
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
-
-
-def usage(compiled: Any, target: str) -> dict[str, int]:
-    """Registers, and bytes spilled, of a thread."""
-    if target.startswith("gfx"):
-        text = compiled.asm["amdgcn"]
-        count, scratch = (
-            int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
-            for key in ("vgpr_count", "private_segment_fixed_size")
-        )
-        return {"registers": count, "spilled": scratch}
-    text = dump(compiled, "--dump-resource-usage")
-    stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("STACK", "LOCAL"))
-    return {"registers": int(re.search(r"REG:(\d+)", text)[1]), "spilled": stack + local}
-
-
-def dump(compiled: Any, what: str) -> str:
-    """What ``cuobjdump`` prints of a kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:

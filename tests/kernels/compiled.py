@@ -1,0 +1,35 @@
+"""What a compiled kernel is like: registers, spills, instructions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def usage(compiled: Any, target: str) -> dict[str, int]:
+    """Registers, and bytes spilled, of a thread."""
+    if target.startswith("gfx"):
+        text = compiled.asm["amdgcn"]
+        count, scratch = (
+            int(re.search(rf"\.{key}:\s+(\d+)", text)[1])
+            for key in ("vgpr_count", "private_segment_fixed_size")
+        )
+        return {"registers": count, "spilled": scratch}
+    text = dump(compiled, "--dump-resource-usage")
+    stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("STACK", "LOCAL"))
+    return {"registers": int(re.search(r"REG:(\d+)", text)[1]), "spilled": stack + local}
+
+
+def dump(compiled: Any, what: str) -> str:
+    """What ``cuobjdump`` prints of a kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
