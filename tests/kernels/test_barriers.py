@@ -151,6 +151,22 @@ def test_triton_asks_the_hook(tmp_path: Path) -> None:
     assert four[0] > 0
 
 
+def test_a_launch_compiles_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            return lambda *arguments, **options: met.append(hook())
+
+    monkeypatch.setattr(run, "INTERPRETING", False)
+    monkeypatch.setattr(run, "_COMPILED", {})
+    monkeypatch.setattr(run, "_overlaps", lambda index: False)
+    monkeypatch.setattr(run, "specialization", lambda *arguments: ())
+    monkeypatch.setattr(run, "_launcher_of", lambda kernel: (None, None, ()))
+    run.Launch(Kernel(), 1, 1, (), ())((), (), True, 0)
+    assert [one is not None for one in met] == [True]
+
+
 @pytest.mark.gpu
 def test_what_is_launched_has_no_others() -> None:
     edge_index = torch.randint(300, (2, 2000), device="cuda")
