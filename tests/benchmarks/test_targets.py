@@ -115,6 +115,12 @@ def test_every_target_has_committed_records(capsys: pytest.CaptureFixture[str]) 
     assert f"{len(everything) - len(missed)} of {len(everything)} targets" in capsys.readouterr().out
 
 
+def test_reordering_is_of_the_graphs_it_was_asked_of() -> None:
+    reordered = next(one for one in targets.of_folder(COMMITTED) if one.target.bench == "reorder")
+    graphs = {case.what[1] for _, case in reordered.numbers}
+    assert graphs == {"ego-twitter", "computers", "cs", "blogcatalog3", "reddit"}  # dblp-2010 is beside them
+
+
 def test_a_folder_without_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert targets.main(["no-such-gpu"]) == 2
     assert "no records" in capsys.readouterr().err
