@@ -194,7 +194,8 @@ def _compile(calls: Sequence[Callable[[], Any]]) -> None:
     wanted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def collect(self: Launch, outputs: Any, operands: Any, aligned: bool, index: int) -> None:
-        wanted.append((self._kernel, (*outputs, *self._structure, *operands, *self._rest), self._options))
+        arguments = (*outputs, *self._structure, *operands, *self._rest)
+        wanted.append((self._kernel, arguments, self.options(index)))
 
     with mock.patch.object(Launch, "__call__", collect):
         for call in calls:

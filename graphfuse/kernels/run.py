@@ -85,6 +85,10 @@ class Launch:
             other._grid = (programs, self._grid[1])
         return other
 
+    def options(self, index: int) -> dict[str, Any]:
+        """What it is compiled with for device ``index``."""
+        return {**self._options, "launch_pdl": True} if _overlaps(index) else self._options
+
     def __call__(
         self,
         outputs: tuple[Tensor | None, ...],
@@ -115,10 +119,7 @@ class Launch:
         if INTERPRETING:
             self._kernel[self._grid](*arguments, **self._options)
             return
-        options = self._options
-        if _overlaps(index):
-            options = {**options, "launch_pdl": True}
-        key = None
+        options, key = self.options(index), None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)

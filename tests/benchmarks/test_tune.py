@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import bench, cases, floors, graphs, tune
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, run
 
 CASE = ("--graphs", "tiny", "--only", "shape=4x32", "dtype=bfloat16", "mode=fwd")
 
@@ -75,6 +77,28 @@ def test_what_is_launched_while_it_is_prepared(
     code, rows = sweep(tmp_path, "attention", "attention_window", *CASE, "--vary", "step=16,32")
     assert code == 0 and [row["status"] for row in rows] == ["ok"] * 3
     assert launched[-2:] == [16, 32] and len(launched) == (3 if interpreting else 6)
+
+
+def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[dict[str, Any]] = []
+
+    class Kernel:
+        def warmup(self, *arguments: Any, grid: Any, **options: Any) -> None:
+            met.append(options)
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *arguments, **options: met.append(options)
+
+    monkeypatch.setattr(run, "INTERPRETING", False)
+    monkeypatch.setattr(run, "_overlaps", lambda index: True)  # as on an H200
+    monkeypatch.setattr(run, "_COMPILED", {})
+    monkeypatch.setattr(run, "specialization", lambda *arguments: ())
+    monkeypatch.setattr(run, "_launcher_of", lambda kernel: (None, None, ()))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    launched = run.Launch(Kernel(), 1, 1, (), (), registers=128)
+    tune._compile([lambda: launched((), (), True, 0)])
+    launched((), (), True, 0)
+    assert len(met) == 2 and met[0] == met[1] and met[0]["launch_pdl"]
 
 
 def test_a_change_reaches_its_calls_alone() -> None:
