@@ -4,7 +4,7 @@ Before shared memory is read or written again, Triton has all threads of a progr
 ``bar.sync``. Those of one warp may do so with ``bar.warp.sync``, which orders memory alike (PTX ISA, section
 "bar.warp.sync") and is next to nothing where no thread has gone another way; within a change of layout
 Triton takes that itself. A step of a window kernel has two to nine of the others. Without them sums over
-neighbours took 3 to 7 % less, attention 1 to 3 and GAT 4 to 10 (results/nvidia-h200/warp_barriers.md).
+neighbours took 2 to 7 % less, attention 1 to 3 and GAT 4 to 10 (results/nvidia-h200/warp_barriers.md).
 """
 
 from __future__ import annotations
