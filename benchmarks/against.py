@@ -37,7 +37,7 @@ import argparse, json, sys
 
 answers, sys.stdout = sys.stdout, sys.stderr
 
-from benchmarks import floors, run, tune
+from benchmarks import floors, run
 from benchmarks.bench import REGISTRY, machine
 from benchmarks.cases import add_arguments, as_text, chosen
 from benchmarks.timing import release, time_call
@@ -65,10 +65,6 @@ for line in sys.stdin:
         release()
         with floors.unmeasured():
             problem = bench.problem(**cases[asked["case"]])
-        if asked["compile"]:
-            tune._compile([lambda: provider(problem.inputs).call()])
-            answer()
-            continue
         prepared = provider(problem.inputs)
         error = problem.check(prepared.results())
         answer(**({"failed": f"its result is off by {error.value:.3g}"} if error.wrong else {}))
@@ -127,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.03, help="of timing, in a round (default: 0.03)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="to which a line of JSON a case is added")
     given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds is at least 1 (got {given.rounds})")
     tree = given.tree.resolve()
     if not (tree / "benchmarks/run.py").is_file():
         parser.error(f"{given.tree} is no checkout of graphfuse: it has no benchmarks/run.py")
@@ -154,13 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile(trees: Sequence[Path], named: Sequence[str], names: Sequence[str]) -> None:
-    # Into Triton's cache, side by side: a process compiles one kernel at a time, whatever threads it has.
+    # Into Triton's cache, which all processes share: each of these prepares its part of the cases once.
     count = min(_COMPILERS, len(names), max(1, (os.cpu_count() or 1) // len(trees)))
 
     def share(tree: Path, place: int) -> None:
         worker = Worker(tree, named)
         for name in names[place::count]:
-            worker.ask(case=name, compile=True)
+            worker.ask(case=name)
             worker.answer()  # what fails is said when it is timed
         worker.close()
 
@@ -174,7 +172,7 @@ def _compare(workers: tuple[Worker, Worker], name: str, given: argparse.Namespac
     row: dict[str, Any] = {"op": "against", "bench": given.bench, "case": name, "failed": {}}
     for place, worker in zip(("here", "there"), workers, strict=True):
         row[place] = worker.machine
-        worker.ask(case=name, compile=False)
+        worker.ask(case=name)
     for place, worker in zip(("here", "there"), workers, strict=True):
         failed = worker.answer().get("failed")
         if failed is not None:

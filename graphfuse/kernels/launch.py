@@ -363,7 +363,8 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
     if inference and load is Load.TINY:
         return Config(block, 32, 3, 1, rows=group, registers=128)
     if inference and dim > 8 and load is not Load.LONG:
-        return Config(block, 32, 5 if load.roomy else 2, 1, rows=group, registers=168 if load.roomy else None)
+        stages, most = (5, 168) if load.roomy else (2, None)
+        return Config(block, 32, stages, 1, rows=group, registers=most)
     return Config(block, 32, 5 if tilted else 3, 1, rows=group)
 
 

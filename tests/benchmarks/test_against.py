@@ -16,13 +16,13 @@ PARTS = {
     "__init__": "",
     "run": "",
     "floors": "import contextlib\nunmeasured = contextlib.nullcontext",
-    "tune": "def _compile(calls): open('compiled', 'a').write('1')",
     "bench": """
 from types import SimpleNamespace as Some
 import sys
 
 def problem(mode, **case):
     print("not an answer")
+    open("prepared", "a").write("1")
     if mode == "fwd+bwd":
         {at_backward}
     return Some(inputs=None, device="cpu", check=lambda results: Some(wrong={wrong}, value=0.25))
@@ -67,7 +67,7 @@ def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (tmp_path / name / "benchmarks").mkdir(parents=True)
             for part, text in PARTS.items():
                 path = tmp_path / name / "benchmarks" / f"{part}.py"
-                path.write_text(text if part in ("floors", "tune") else text.format(**given))
+                path.write_text(text if part == "floors" else text.format(**given))
         monkeypatch.setattr(against, "HERE", tmp_path / "here")
         return tmp_path / "there"
 
@@ -115,11 +115,15 @@ def test_compiled_before_anything_is_timed(trees: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(against, "INTERPRETING", False)
     assert compared(tree)[0] == 0
     for place in (tree, tree.parent / "here"):
-        assert (place / "compiled").read_text() == "11"  # each case once
+        assert (place / "prepared").read_text() == "1111"  # each case once before it is timed
 
 
 def test_what_is_no_tree(tmp_path: Path, trees: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         against.main([str(tmp_path), *CASES])
     assert "is no checkout of graphfuse: it has no benchmarks/run.py" in capsys.readouterr().err
-    assert against.main([str(trees()), "spmm", "--only", "mode=sideways"]) == 2
+    tree = trees()
+    assert against.main([str(tree), "spmm", "--only", "mode=sideways"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        against.main([str(tree), *CASES, "--rounds", "0"])
+    assert "--rounds is at least 1 (got 0)" in capsys.readouterr().err

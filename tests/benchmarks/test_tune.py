@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from benchmarks import bench, cases, floors, graphs, tune
-from graphfuse.kernels import launch, run
+from graphfuse.kernels import launch
+from tests import stub_kernel
 
 CASE = ("--graphs", "tiny", "--only", "shape=4x32", "dtype=bfloat16", "mode=fwd")
 
@@ -81,21 +82,8 @@ def test_what_is_launched_while_it_is_prepared(
 
 def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[dict[str, Any]] = []
-
-    class Kernel:
-        def warmup(self, *arguments: Any, grid: Any, **options: Any) -> None:
-            met.append(options)
-
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda *arguments, **options: met.append(options)
-
-    monkeypatch.setattr(run, "INTERPRETING", False)
-    monkeypatch.setattr(run, "_overlaps", lambda index: True)  # as on an H200
-    monkeypatch.setattr(run, "_COMPILED", {})
-    monkeypatch.setattr(run, "specialization", lambda *arguments: ())
-    monkeypatch.setattr(run, "_launcher_of", lambda kernel: (None, None, ()))
+    launched = stub_kernel.launch(monkeypatch, met.append, registers=128)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    launched = run.Launch(Kernel(), 1, 1, (), (), registers=128)
     tune._compile([lambda: launched((), (), True, 0)])
     launched((), (), True, 0)
     assert len(met) == 2 and met[0] == met[1] and met[0]["launch_pdl"]

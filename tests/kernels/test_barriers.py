@@ -17,6 +17,7 @@ from triton import knobs
 from graphfuse import RowWindows, ops
 from graphfuse.kernels import run
 from graphfuse.kernels.barriers import narrowed, of_one_warp
+from tests import stub_kernel
 
 PTX = """.visible .entry kernel(
 	.param .u64 .ptr .global .align 1 kernel_param_0
@@ -153,17 +154,7 @@ def test_triton_asks_the_hook(tmp_path: Path) -> None:
 
 def test_a_launch_compiles_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     met = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, int]) -> Any:
-            return lambda *arguments, **options: met.append(hook())
-
-    monkeypatch.setattr(run, "INTERPRETING", False)
-    monkeypatch.setattr(run, "_COMPILED", {})
-    monkeypatch.setattr(run, "_overlaps", lambda index: False)
-    monkeypatch.setattr(run, "specialization", lambda *arguments: ())
-    monkeypatch.setattr(run, "_launcher_of", lambda kernel: (None, None, ()))
-    run.Launch(Kernel(), 1, 1, (), ())((), (), True, 0)
+    stub_kernel.launch(monkeypatch, lambda options: met.append(hook()))((), (), True, 0)
     assert [one is not None for one in met] == [True]
 
 
