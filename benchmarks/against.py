@@ -16,10 +16,13 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from triton import knobs
 
 from benchmarks import run as run  # fills the registry
 from benchmarks.cases import add_arguments, as_text, chosen
@@ -81,6 +84,10 @@ class Worker:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         if tree != HERE:
             env.pop("GRAPHFUSE_COMMIT", None)  # of this tree
+            # Triton finds what it compiled by source and options, but how a tree has it compiled may differ.
+            env["TRITON_CACHE_DIR"] = str(
+                Path(knobs.cache.dir) / f"{tree.name}-{zlib.crc32(bytes(tree)):08x}"
+            )
         self._process = subprocess.Popen(
             [sys.executable, "-c", _WORKER, *arguments], cwd=tree, env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -152,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile(trees: Sequence[Path], named: Sequence[str], names: Sequence[str]) -> None:
-    # Into Triton's cache, which all processes share: each of these prepares its part of the cases once.
+    # Into Triton's cache, which processes of a tree share: each of these prepares its part of the cases once.
     count = min(_COMPILERS, len(names), max(1, (os.cpu_count() or 1) // len(trees)))
 
     def share(tree: Path, place: int) -> None:

@@ -18,11 +18,12 @@ PARTS = {
     "floors": "import contextlib\nunmeasured = contextlib.nullcontext",
     "bench": """
 from types import SimpleNamespace as Some
-import sys
+import os, sys
 
 def problem(mode, **case):
     print("not an answer")
     open("prepared", "a").write("1")
+    open("cache", "w").write(os.environ.get("TRITON_CACHE_DIR", ""))
     if mode == "fwd+bwd":
         {at_backward}
     return Some(inputs=None, device="cpu", check=lambda results: Some(wrong={wrong}, value=0.25))
@@ -108,6 +109,15 @@ def test_what_goes_wrong_is_said(
     assert code == 1 and rows[-1]["failed"] == {"here": says} and "ratio" not in rows[-1]
     assert f"here: {says}" in capsys.readouterr().out
     assert ("ratio" in rows[0]) == ("wrong" not in fault)  # the other case is not lost
+
+
+def test_what_a_tree_compiles_is_its_own(trees: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tree = trees()
+    assert compared(tree)[0] == 0
+    assert Path((tree.parent / "here" / "cache").read_text()) == tmp_path
+    there = Path((tree / "cache").read_text())
+    assert there.parent == tmp_path and there.name.startswith("there-")
 
 
 def test_compiled_before_anything_is_timed(trees: Any, monkeypatch: pytest.MonkeyPatch) -> None:
