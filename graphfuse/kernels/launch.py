@@ -38,7 +38,6 @@ class Config(NamedTuple):
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
-    direct: bool = False  # whether rows of x go from memory to registers of tensor cores
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:

@@ -20,8 +20,8 @@ from graphfuse.kernels.tiles import (
     finish_tile,
     load_task,
     rows_at,
+    window_sum,
 )
-from graphfuse.kernels.window_sum import window_sum
 
 
 # Sum over the neighbours of 16 rows at a time, tensor cores.
@@ -39,8 +39,8 @@ def _spmm_window_kernel(
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, DIRECT: tl.constexpr,
-    LOOPS: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
@@ -48,8 +48,8 @@ def _spmm_window_kernel(
     mask_dim = offs_dim < DIM
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
-        x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, tl.program_id(1) * BLOCK_DIM,
-        X_DIM, X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, DIRECT, LOOPS == 1, ACC,
+        x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, offs_dim < X_DIM,
+        X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, LOOPS == 1, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:
@@ -171,7 +171,6 @@ class Plan(NamedTuple):
     main: Launch
     merge: Launch | None
     num_partial: int  # rows of partial sums
-    in_words: bool  # whether x is read in words of 4 bytes
 
 
 class Scales(NamedTuple):
@@ -211,10 +210,9 @@ def _plan(
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
-        direct = config.direct and x_stride % 2 == 0
         structure = (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (w.num_rows, num_loops)
-        rest = (*counts, *weight_strides, *shape, config.step, config.stages, direct, with_loops, *epilogue)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
         main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
@@ -231,8 +229,7 @@ def _plan(
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)
     returned = (dim if out_dim is None else out_dim, None if out_dtype == dtype else out_dtype)
-    num_partial, in_words = w.num_slots * w.height, windows and direct
-    return Plan(w.num_rows, dim, *returned, keep_aggregate, not windows, main, merge, num_partial, in_words)
+    return Plan(w.num_rows, dim, *returned, keep_aggregate, not windows, main, merge, w.num_slots * w.height)
 
 
 def plan_of(
@@ -293,9 +290,7 @@ def launch_plan(
     if index >= 0 and index != current_device():
         with torch.cuda.device(index):
             return launch_plan(plan, x, scales, weight, bias, all_aligned)
-    rows, dim, out_dim, out_dtype, keep, by_rows, main, merge, num_partial, in_words = plan
-    if in_words and not all_aligned and x.data_ptr() % 4 != 0:
-        x = x.new_empty_strided(x.size(), x.stride()).copy_(x)
+    rows, dim, out_dim, out_dtype, keep, by_rows, main, merge, num_partial = plan
     out = x.new_empty(rows, out_dim) if out_dtype is None else x.new_empty(rows, out_dim, dtype=out_dtype)
     aggregate = x.new_empty(rows, dim) if keep else None
     if rows == 0 or out_dim == 0:

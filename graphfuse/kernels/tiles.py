@@ -258,6 +258,59 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr, SIZE: tl.constexp
 
 
 @triton.jit
+def window_sum(
+    x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
+    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
+    # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
+    row = tl.arange(0, 16)
+    bit = 1 << rows_of_product(ACC)
+    SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
+    # This loop runs once. Without it, where a step has fewer columns than a warp has lanes, the compiler for
+    # GPUs branches around each copy of columns: a tenth more instructions.
+    todo = 1
+    while todo > 0:
+        todo = 0
+        next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
+        for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+            bits = next_bits
+            next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE).to(tl.int32)
+            # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
+            offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
+            column = tl.load(column_ptr + offs)
+            offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
+            x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
+            if col_scale_ptr is not None:
+                scale = tl.load(col_scale_ptr + column).to(ACC)
+                x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
+            if WITHOUT_LOOPS:
+                if SIZE == 32:
+                    column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
+                bits = without_loop(bits, column, window)
+            valid = (bits[None, :] & bit[:, None]) != 0
+            acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
+    # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
+    # sum again entry by entry and let each row see its own neighbours alone.
+    if not finite(acc):
+        acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
+        for entry in tl.range(begin, end):
+            column = tl.load(column_ptr + entry)
+            bits = tl.load(row_mask_ptr + entry).to(tl.int32)
+            x = tl.load(x_ptr + column.to(tl.int64) * X_STRIDE + offs_dim, mask=mask_dim, other=0.0).to(ACC)
+            if col_scale_ptr is not None:
+                x = x * tl.load(col_scale_ptr + column).to(ACC)
+            if WITHOUT_LOOPS:
+                bits = without_loop(bits, column, window)
+            valid = ((bits >> row) & 1) != 0
+            term = tl.broadcast_to(x[None, :], (16, BLOCK_DIM))
+            acc += tl.where(valid[:, None], term, 0.0)
+    return acc
+
+
+@triton.jit
 def finish_tile(
     acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
     weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,

@@ -40,7 +40,6 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
             "SLOTS": 1,
             "ROWS": config.rows,
             "STAGES": config.stages,
-            "DIRECT": config.direct,
             "LOOPS": int("loop_weight_ptr" in operands),
             "HEIGHT": height,
             "RELU": True,
