@@ -263,13 +263,18 @@ def twos(bits, row, POINTER):
     # precision, the last but one from the left, so two numbers are a rotation and a mask.
     if not _INTERPRETING and tl.target_info.cuda_capability_geq(8, 0):
         SHAPE: tl.constexpr = (16, bits.shape[0])
-        pairs, shift = tl.broadcast_to(bits[None, :], SHAPE), tl.broadcast_to(((14 - row) & 31)[:, None], SHAPE)
+        pairs, shift = (
+            tl.broadcast_to(bits[None, :], SHAPE),
+            tl.broadcast_to(((14 - row) & 31)[:, None], SHAPE),
+        )
         numbers = tl.inline_asm_elementwise(
             "shf.l.wrap.b32 $0, $1, $1, $2; and.b32 $0, $0, 0x40004000;",
             "=r,r,r,r", [pairs, shift], dtype=POINTER.element_ty, is_pure=True, pack=2,
         )  # fmt: skip
     else:
-        numbers = tl.where(((bits.to(tl.int32)[None, :] >> row[:, None]) & 1) != 0, 2.0, 0.0).to(POINTER.element_ty)
+        numbers = tl.where(((bits.to(tl.int32)[None, :] >> row[:, None]) & 1) != 0, 2.0, 0.0).to(
+            POINTER.element_ty
+        )
     return numbers
 
 
@@ -285,8 +290,9 @@ def window_sum(
     row_of_product = rows_of_product(ACC)
     bit = 1 << row_of_product
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    # The tile of half precision is made a step ahead: what follows a wait for rows is products alone.
-    AHEAD: tl.constexpr = SIZE == 16 and not WITHOUT_LOOPS
+    # The tile of half precision is made a step ahead: what follows a wait for rows is products alone. Not
+    # where steps are narrow, as windows of one step or two would make one for nothing.
+    AHEAD: tl.constexpr = SIZE == 16 and not WITHOUT_LOOPS and COLUMNS >= 32
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     # This loop runs once. Without it, where a step has fewer columns than a warp has lanes, the compiler for
     # GPUs branches around each copy of columns: a tenth more instructions.
