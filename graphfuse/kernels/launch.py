@@ -109,9 +109,8 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
         return Config(block, 64, 3, 1)
     if short and dim * size % 16 == 0:
         return Config(32, 64, 5, 1) if width <= 64 else Config(64, 32, 5, 1)
-    if load.few:
-        return Config(block, 32, 5 if load is Load.FEW or width <= 64 else 6, 1)
-    return Config(128 if width >= 128 else block, 32, 5, 1, registers=104 if width <= 64 else None)
+    wide = width >= 128 and load is not Load.FEW
+    return Config(128 if wide else block, 32, 5, 1, registers=96 if width <= 64 else None)
 
 
 @functools.cache

@@ -21,6 +21,25 @@ def merge_task(merges_ptr, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def store_slice(ptr, acc):
+    # 16 rows of sums as tensor cores leave them, four numbers of a thread side by side: nothing moves between
+    # threads, as it would have to for rows. `rows_of_slice` puts them in order.
+    PAIRS: tl.constexpr = acc.shape[1] // 16
+    acc = acc.reshape(2, 8, PAIRS, 2, 4, 2).permute(4, 1, 0, 2, 3, 5).reshape(4, 8, 2 * PAIRS, 4)
+    thread = tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 8)[None, :] * 16
+    number = tl.arange(0, 2 * PAIRS)[:, None] * 128 + tl.arange(0, 4)[None, :]
+    tl.store(ptr + thread[:, :, None, None] + number[None, None, :, :], acc)
+
+
+@triton.jit
+def rows_of_slice(x, ROWS: tl.constexpr):
+    # Sums [ROWS, features], 8 or 16 rows of a slice, of what `store_slice` left in memory: [ROWS * features].
+    PAIRS: tl.constexpr = x.shape[0] // (ROWS * 16)
+    x = x.reshape(ROWS // 8, PAIRS, 8, 4, 2, 2).permute(0, 2, 1, 4, 3, 5)
+    return x.reshape(ROWS, PAIRS * 16)
+
+
+@triton.jit
 def rows_by_heads(first, group, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
     # SLOTS slices that are loaded at a time, ROWS rows of each from `first` on, and the heads of a group,
     # flat: all heads of a row lie side by side in memory.

@@ -12,7 +12,7 @@ from torch import Tensor
 from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.gathered import gathered
-from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, store_slice
 from graphfuse.kernels.row_tiles import first_columns, row_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
@@ -29,7 +29,7 @@ from graphfuse.kernels.tiles import (
 #             all tasks of one feature block run before the next, so that a narrower x stays in L2
 #   reads     x [num_cols, X_DIM], rows X_STRIDE apart, zeros after DIM; tasks, row_index, column, row_mask;
 #             optional operands; LOOPS, see formats.walk.row_masks, with loop_weight
-#   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, DIM] to their slot
+#   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, BLOCK_DIM] to their slot
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
@@ -53,8 +53,7 @@ def _spmm_window_kernel(
     )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:
-            offs = (slot.to(tl.int64) * 16 + tl.arange(0, 16))[:, None] * DIM + offs_dim[None, :]
-            tl.store(partial_ptr + offs, acc, mask=mask_dim[None, :])
+            store_slice(partial_ptr + first_of_block(slot, 16, DIM, BLOCK_DIM), acc)
             return
     finish_tile(
         acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
@@ -129,9 +128,17 @@ def _spmm_row_kernel(
         begin, end = end, next_end
 
 
+@triton.jit
+def first_of_block(slot, HEIGHT: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    # where a program's features of a slot begin in `partial`
+    BLOCKS: tl.constexpr = (DIM + BLOCK_DIM - 1) // BLOCK_DIM
+    return (tl.cast(slot, tl.int64) * BLOCKS + tl.program_id(1)) * (HEIGHT * BLOCK_DIM)
+
+
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order, and finishes it.
 #   grid      (num_merges * HEIGHT / ROWS, blocks): one program = ROWS rows, all of them with `weight`
-#   reads     partial ACC [num_slots, HEIGHT, DIM]; merges, row_index of windows
+#   reads     partial ACC [num_slots, blocks, HEIGHT * BLOCK_DIM] of windows, see `store_slice`, or
+#             [num_slots, DIM] of rows; merges, row_index of windows
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_merge_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, merges_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr,
@@ -144,13 +151,21 @@ def _spmm_merge_kernel(
     window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
-    nth, inner, _ = rows_by_heads(first, 0, SLOTS, ROWS, 1)
-    acc = tl.zeros((SLOTS * ROWS, BLOCK_DIM), dtype=ACC)
-    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
-        slot = start + nth
-        offs = (slot.to(tl.int64) * HEIGHT + inner)[:, None] * DIM + offs_dim[None, :]
-        acc += tl.load(partial_ptr + offs, mask=(slot < end)[:, None] & mask_dim[None, :], other=0.0)
-    acc, inner = over_slots(acc, SLOTS), first + tl.arange(0, ROWS)
+    if HEIGHT == 1:
+        nth = tl.arange(0, SLOTS)
+        acc = tl.zeros((SLOTS, BLOCK_DIM), dtype=ACC)
+        for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+            slot = start + nth
+            offs = slot.to(tl.int64)[:, None] * DIM + offs_dim[None, :]
+            acc += tl.load(partial_ptr + offs, mask=(slot < end)[:, None] & mask_dim[None, :], other=0.0)
+        acc = over_slots(acc, SLOTS)
+    else:
+        place = first * BLOCK_DIM + tl.arange(0, ROWS * BLOCK_DIM)
+        numbers = tl.zeros((ROWS * BLOCK_DIM,), dtype=ACC)
+        for slot in tl.range(begin, end, num_stages=STAGES):
+            numbers += tl.load(partial_ptr + first_of_block(slot, HEIGHT, DIM, BLOCK_DIM) + place)
+        acc = rows_of_slice(numbers, ROWS)
+    inner = first + tl.arange(0, ROWS)
     finish_tile(
         acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
         weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * HEIGHT + inner),
@@ -170,7 +185,7 @@ class Plan(NamedTuple):
     by_rows: bool
     main: Launch
     merge: Launch | None
-    num_partial: int  # rows of partial sums
+    num_partial: int  # partial sums, of slices
 
 
 class Scales(NamedTuple):
@@ -229,7 +244,8 @@ def _plan(
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)
     returned = (dim if out_dim is None else out_dim, None if out_dtype == dtype else out_dtype)
-    return Plan(w.num_rows, dim, *returned, keep_aggregate, not windows, main, merge, w.num_slots * w.height)
+    num_partial = w.num_slots * (w.height * blocks * config.block_dim if windows else dim)
+    return Plan(w.num_rows, dim, *returned, keep_aggregate, not windows, main, merge, num_partial)
 
 
 def plan_of(
@@ -298,7 +314,7 @@ def launch_plan(
     partial = None
     if merge is not None:
         acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-        partial = x.new_empty(num_partial, dim, dtype=acc)
+        partial = x.new_empty(num_partial, dtype=acc)
     outputs = (x, out, partial, aggregate)
     operands = (*scales[1:], weight, bias)
     main(outputs, (scales[0], *operands) if by_rows else operands, all_aligned, index)

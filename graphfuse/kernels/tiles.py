@@ -258,27 +258,6 @@ def load_bits(row_mask_ptr, start, end, COLUMNS: tl.constexpr, SIZE: tl.constexp
 
 
 @triton.jit
-def twos(bits, row, POINTER):
-    # 2 where a row has an entry, else 0: bits int16 [columns], row [16]. 2 is one bit of a number of half
-    # precision, the last but one from the left, so two numbers are a rotation and a mask.
-    if not _INTERPRETING and tl.target_info.cuda_capability_geq(8, 0):
-        SHAPE: tl.constexpr = (16, bits.shape[0])
-        pairs, shift = (
-            tl.broadcast_to(bits[None, :], SHAPE),
-            tl.broadcast_to(((14 - row) & 31)[:, None], SHAPE),
-        )
-        numbers = tl.inline_asm_elementwise(
-            "shf.l.wrap.b32 $0, $1, $1, $2; and.b32 $0, $0, 0x40004000;",
-            "=r,r,r,r", [pairs, shift], dtype=POINTER.element_ty, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        numbers = tl.where(((bits.to(tl.int32)[None, :] >> row[:, None]) & 1) != 0, 2.0, 0.0).to(
-            POINTER.element_ty
-        )
-    return numbers
-
-
-@triton.jit
 def window_sum(
     x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
     X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -287,26 +266,18 @@ def window_sum(
     # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
     # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
-    row_of_product = rows_of_product(ACC)
-    bit = 1 << row_of_product
+    bit = 1 << rows_of_product(ACC)
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    # The tile of half precision is made a step ahead: what follows a wait for rows is products alone. Not
-    # where steps are narrow, as windows of one step or two would make one for nothing.
-    AHEAD: tl.constexpr = SIZE == 16 and not WITHOUT_LOOPS and COLUMNS >= 32
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     # This loop runs once. Without it, where a step has fewer columns than a warp has lanes, the compiler for
     # GPUs branches around each copy of columns: a tenth more instructions.
     todo = 1
     while todo > 0:
         todo = 0
-        bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE)
-        ready = bits
-        if AHEAD:
-            ready = twos(bits, row_of_product, x_ptr.dtype)
-            bits = load_bits(row_mask_ptr, begin + COLUMNS, end, COLUMNS, SIZE)
+        next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
         for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-            if not AHEAD:
-                bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE)
+            bits = next_bits
+            next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE).to(tl.int32)
             # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
             offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
             column = tl.load(column_ptr + offs)
@@ -315,21 +286,12 @@ def window_sum(
             if col_scale_ptr is not None:
                 scale = tl.load(col_scale_ptr + column).to(ACC)
                 x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
-            if AHEAD:
-                acc = dot(ready, x, acc, ACC)
-                ready = twos(bits, row_of_product, x_ptr.dtype)
-                bits = load_bits(row_mask_ptr, start + 2 * COLUMNS, end, COLUMNS, SIZE)
-            else:
-                masks = ready.to(tl.int32)
-                if WITHOUT_LOOPS:
-                    if SIZE == 32:
-                        column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
-                    masks = without_loop(masks, column, window)
-                valid = (masks[None, :] & bit[:, None]) != 0
-                acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
-                ready = bits
-    if AHEAD:
-        acc *= 0.5
+            if WITHOUT_LOOPS:
+                if SIZE == 32:
+                    column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
+                bits = without_loop(bits, column, window)
+            valid = (bits[None, :] & bit[:, None]) != 0
+            acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
     if not finite(acc):
