@@ -175,17 +175,13 @@ def attend(
         other_key = None
         if DROPOUT > 0:
             other_key = of_copy(key_of(seed_ptr, column[None, :], 0, True), copy[None, :])
-        tiles = nothing()
-        for pair in tl.static_range(GROUP // PAIR):
-            first = head + pair * PAIR
-            tiles += (gather(x_ptr, column, first, X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
         # what scores, or weights, are at most
         most = tl.where(outside == 0, float("inf"), 0.0 if FIXED else float("-inf")).to(
             HALF if FIXED else ACC
         )
-        new_states = nothing()
+        # Weights first: a program waits for rows where it asks for them, and there is the more time till then.
+        weights, scaled = nothing(), nothing()
         for g in tl.static_range(GROUP):
-            x = tiles[g // PAIR]
             top, total, high, acc, tilt = running[g]
             if FIXED:
                 other_factors = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
@@ -200,7 +196,16 @@ def attend(
                 rescale = tl.exp2(top - shift)[:, None]
                 top, total, high = higher, total * rescale, high * rescale
                 acc, tilt = acc * rescale, tilt * rescale
-            weight = p.to(x.dtype)  # what is summed is what rows are multiplied with: it adds up to 1
+            weights += (p.to(HALF),)  # what is summed is what rows are multiplied with: it adds up to 1
+            scaled += ((top, total, high, acc, tilt),)
+        tiles = nothing()
+        for pair in tl.static_range(GROUP // PAIR):
+            first = head + pair * PAIR
+            tiles += (gather(x_ptr, column, first, X_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, WHOLE),)
+        new_states = nothing()
+        for g in tl.static_range(GROUP):
+            x, weight = tiles[g // PAIR], weights[g]
+            top, total, high, acc, tilt = scaled[g]
             total = dot(weight, ones, total, ACC)
             if TILTED:
                 bends = ones_where_greater(other[g], (-own[g]).to(other[g].dtype), weight)
