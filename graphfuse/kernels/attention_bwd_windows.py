@@ -122,6 +122,12 @@ def attention_bwd_window_kernel(
         )
         bits = next_bits
         other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
+        if key_scale_ptr is not None and not TRANSPOSED:
+            other_value = other
+        else:
+            other_value = gather(
+                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE
+            )
         if TRANSPOSED:
             lse, minus_delta = of_receivers(stats_ptr, column, heads, HEADS, GROUP)
         s = dot(own, columns_last(other, GROUP), outside, ACC)
@@ -129,12 +135,6 @@ def attention_bwd_window_kernel(
             key_scale = own_scale if TRANSPOSED else in_place(scale)
             s *= key_scale
         p = tl.exp2(s * RATE - lse)
-        if key_scale_ptr is not None and not TRANSPOSED:
-            other_value = other
-        else:  # only now, as a program waits for rows where it asks for them
-            other_value = gather(
-                other_value_ptr, column, head, OTHER_VALUE_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE
-            )
         dropped = p
         if DROPOUT == 0:
             # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see

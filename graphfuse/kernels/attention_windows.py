@@ -174,6 +174,9 @@ def attend(
         )
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
+        v = k
+        if key_scale_ptr is None:
+            v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
         s = dot(q, columns_last(k, GROUP), outside, ACC)
         rate = RATE
         if key_scale_ptr is not None:
@@ -187,15 +190,12 @@ def attend(
             rescale = flat(tl.exp2(top - shift), GROUP)[:, None]
             top, total, acc = shift, total * rescale, acc * rescale
         p = tl.exp2(s * rate - tl.expand_dims(shift, AXIS))
-        weight = flat(p.to(ones.dtype), GROUP)  # what is summed is what values are multiplied with
+        weight = flat(p.to(v.dtype), GROUP)  # what is summed is what values are multiplied with
         total = dot(weight, ones, total, ACC)
         if DROPOUT > 0:
             other_key = of_copy(key_of(seed_ptr, of_columns(column, GROUP), 0, True), of_columns(copy, GROUP))
             p *= kept(own_key, in_place(other_key), DROPOUT, 1.0)
-            weight = flat(p.to(ones.dtype), GROUP)
-        v = k
-        if key_scale_ptr is None:  # last, as a program waits for rows where it asks for them
-            v = gather(v_ptr, column, head, V_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
+            weight = flat(p.to(v.dtype), GROUP)
         acc = dot(weight, v, acc, ACC)
         if key_scale_ptr is not None:
             scale = numbers_of_group(key_scale_ptr, ahead, head, HEADS, GROUP)

@@ -136,12 +136,11 @@ def gat_bwd_window_kernel(
             column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
         bits = next_bits
+        grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
         lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
         rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))
-        # last, as a program waits for rows where it asks for them
-        grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
         dropped = p
         if DROPOUT == 0:
             # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see

@@ -109,8 +109,9 @@ def _spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config
         return Config(block, 64, 3, 1)
     if short and dim * size % 16 == 0:
         return Config(32, 64, 5, 1) if width <= 64 else Config(64, 32, 5, 1)
-    wide = width >= 128 and load is not Load.FEW
-    return Config(128 if wide else block, 32, 5, 1, registers=96 if width <= 64 else None)
+    if width >= 128 and load in (Load.FEW, Load.SOME):
+        return Config(64, 32, 5 if load is Load.FEW else 6, 1)
+    return Config(min(width, 128), 32, 5, 1, registers=96 if width <= 64 else None)
 
 
 @functools.cache

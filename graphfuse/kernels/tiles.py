@@ -281,20 +281,17 @@ def window_sum(
             # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
             offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
             column = tl.load(column_ptr + offs)
-            if WITHOUT_LOOPS:
-                placed_column = column
-                if SIZE == 32:
-                    placed_column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
-                bits = without_loop(bits, placed_column, window)
-            valid = (bits[None, :] & bit[:, None]) != 0
-            a = placed(tl.where(valid, 1.0, 0.0).to(x_ptr.dtype.element_ty))
-            # last, as a program waits for rows where it asks for them
             offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
             x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
             if col_scale_ptr is not None:
                 scale = tl.load(col_scale_ptr + column).to(ACC)
                 x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
-            acc = dot_exact(a, x, acc, ACC)
+            if WITHOUT_LOOPS:
+                if SIZE == 32:
+                    column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
+                bits = without_loop(bits, column, window)
+            valid = (bits[None, :] & bit[:, None]) != 0
+            acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
     if not finite(acc):
