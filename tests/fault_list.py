@@ -53,7 +53,7 @@ FAULTS = (
         "gat-window-rescale",
         "missing rescale",
         "the tilt, of which GAT's gradient of receivers is made, is not rescaled",
-        "kernels/gat_windows.py",
+        "kernels/gat_steps.py",
         "acc, tilt = acc * rescale, tilt * rescale",
         "acc, tilt = acc * rescale, tilt",
         select("ops/test_gat_maximum", "changes_no_result and 20.0-0.2-0.0"),
