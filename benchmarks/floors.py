@@ -129,17 +129,23 @@ def gather_by_task_ms(windows: RowWindows, row_bytes: int) -> float | None:
 
     The pieces of the column list that :func:`gather_ms` may read instead end anywhere, and ask for no task.
     """
-    found = _gathers(windows, False, row_bytes)
-    if found is None:
+    ordered = by_task(windows, row_bytes)
+    if ordered is None:
         return None
 
     def measure() -> float:
         w = _walked(windows, False)
-        x, ordered = _matrix(w, row_bytes), [config for config in found[1] if config.by_task]
+        x = _matrix(w, row_bytes)
         return min(_time(w, x, config, _SECONDS) for config in ordered[:2])
 
     time_ms: float = windows.memo(("gather_by_task_ms", row_bytes), measure)
     return time_ms
+
+
+def by_task(windows: RowWindows, row_bytes: int) -> list[Config] | None:
+    """Of the gathers that :func:`gather_by_task_ms` may use, the fastest first."""
+    found = _gathers(windows, False, row_bytes)
+    return None if found is None else [config for config in found[1] if config.by_task]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 import torch_geometric.typing
 from torch import Tensor
 
-from benchmarks import floors, graphs, truth
+from benchmarks import floors, graphs, moves, truth
 from benchmarks.baselines import PygSum, SparseSum
 from benchmarks.bench import Bench, Prepared, Problem, device
 from graphfuse import ops
@@ -72,6 +72,7 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
         floor_ms = min((ms for ms in of_walks if ms is not None), default=None)
         if not (backward or rows):
             facts["extra"]["gather_by_task_ms"] = floors.gather_by_task_ms(windows, head_dim * dtype.itemsize)
+            facts["extra"]["moves_ms"] = moves.moves_ms(windows, head_dim, dtype)
             facts["extra"] |= {f"launch_{n}_ms": floors.launch_ms(n, device()) for n in (1, 2)}
     gathered = loaded.num_edges if rows else windows.num_entries
     per_pass = (gathered + loaded.num_nodes) * head_dim * dtype.itemsize + gathered * (4 if rows else 6)

@@ -1,0 +1,96 @@
+"""The kernels that move what an aggregation moves: that they read and write all of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import floors, graphs, moves
+from graphfuse import RowWindows
+from graphfuse.formats.walk import Walk
+
+# compiles both kernels for a GPU that is not there
+COMPILES = """
+from types import SimpleNamespace
+
+import torch, triton
+from triton.backends.compiler import GPUTarget
+
+device = {"get_current_device": lambda: 0, "get_current_stream": lambda index: 0}
+target = GPUTarget("cuda", 90, 32)
+triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target, **device))
+
+from benchmarks.moves import _join_kernel, _walk_kernel
+
+x = torch.zeros(4, 32, dtype=torch.int32)
+_walk_kernel.warmup(*[x] * 6, 4, 32, 32, 16, 4, 2, num_warps=1, grid=(1,))
+_join_kernel.warmup(*[x] * 4, 4, 32, 32, 4, 2, num_warps=4, grid=(1,))
+"""
+
+
+def sums_of_windows(w: Walk, x: Tensor) -> Tensor:
+    """What each row's window reads, by definition."""
+    of_task = torch.stack([x[w.column[begin:end]].sum(0) for _, begin, end, _ in w.tasks.tolist()]).to(
+        x.dtype
+    )
+    of_window = x.new_zeros(-(-w.num_rows // 16), x.size(1)).index_add_(0, w.tasks[:, 0].long(), of_task)
+    of_place = of_window.repeat_interleave(16, 0)
+    if w.row_index is None:
+        return of_place[: w.num_rows]
+    out = x.new_zeros(w.num_rows, x.size(1))
+    there = w.row_index < w.num_rows
+    out[w.row_index[there].long()] = of_place[: w.row_index.numel()][there]
+    return out
+
+
+@pytest.mark.parametrize("wide", [1, 2], ids=["float32", "half"])
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("reorder", ["natural", "degree"])
+def test_all_is_read_and_written(
+    wide: int, cut: bool, reorder: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cut:
+        monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 16)
+    edges = torch.rand(50, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    edge_index = edges.nonzero().t().contiguous().to(device)
+    windows = RowWindows.from_edge_index(edge_index, (50, 60), reorder=reorder)
+    w = windows.walk()
+    assert (w.num_slots > 0) == cut and (w.row_index is None) == (reorder == "natural")
+    x = torch.randint(1000, (50, 8), dtype=torch.int32, device=device)
+    found = moves.Moves(w, 8, wide, floors.Config(True, 4, 8, 1, 2))(x)
+    assert torch.equal(found, sums_of_windows(w, x))
+
+
+def test_the_faster_of_two_is_measured_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [floors.Config(True, block, 8, 1, 1) for block in (4, 2, 1)]
+    asked: list[int] = []
+    taken = iter((3.0, 2.0))
+
+    def by_task(windows: Any, row_bytes: int) -> list[floors.Config] | None:
+        asked.append(row_bytes)
+        return None if row_bytes < 4 else configs
+
+    monkeypatch.setattr(floors, "by_task", by_task)
+    monkeypatch.setattr(
+        moves, "time_call", lambda call, on, seconds: type("Time", (), {"p50_ms": next(taken)})
+    )
+    windows = graphs.load("tiny", device).windows
+    assert moves.moves_ms(windows, 8, torch.float16) == 2.0
+    assert moves.moves_ms(windows, 8, torch.float16) == 2.0
+    assert moves.moves_ms(windows, 1, torch.float16) is None
+    assert asked == [16, 16, 2]
+
+
+def test_both_kernels_compile(tmp_path: Path) -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", COMPILES], env=env, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2
