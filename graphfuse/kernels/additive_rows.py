@@ -11,12 +11,17 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, shift_of
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_of_program, rows_of_program
+from graphfuse.kernels.row_tiles import (
+    columns_of_step,
+    first_columns,
+    row_of_program,
+    row_task,
+    rows_of_program,
+)
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
     rounded,
-    row_task,
     sum_of_products,
 )
 

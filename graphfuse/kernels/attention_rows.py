@@ -17,12 +17,11 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
     rounded,
-    row_task,
     sum_of_products,
 )
 

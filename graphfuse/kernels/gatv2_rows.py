@@ -6,14 +6,12 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns
+from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
-    direction,
     head_tile,
     rounded,
-    row_task,
     sum_of_products,
 )
 

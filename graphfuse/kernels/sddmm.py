@@ -11,9 +11,9 @@ from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
 from graphfuse.kernels.run import Launch, accumulator, current_device
-from graphfuse.kernels.tiles import after_previous, row_task, sum_of_products
+from graphfuse.kernels.tiles import after_previous, sum_of_products
 
 
 # s[e] = <a[i], b[j]> for the edges e = (j -> i) of a row or of a slice of one.

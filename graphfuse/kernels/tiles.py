@@ -55,36 +55,6 @@ def rows_at(row_index_ptr, place):
 
 
 @triton.jit
-def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
-    # What a program that walks rows does: first long rows and slices of longer ones, then one row a program.
-    # Row, first edge, end, slot or -1, and whether this is a row that was listed, or its slices were.
-    listed = False
-    slot = -1
-    if pid < num_tasks:
-        row, begin, end, slot = load_task(tasks_ptr, pid)
-    else:
-        row = pid - num_tasks
-        begin = tl.load(ptr_ptr + row)
-        end = tl.load(ptr_ptr + row + 1)
-        listed = end - begin > split
-    return row, begin, end, slot, listed
-
-
-@triton.jit
-def direction(pid, num_tasks, num_other_tasks, num_rows):
-    # What a program does where those of both directions share a launch: whether its row is a source, and
-    # which of the programs that walk that direction it is. Long rows of either begin first.
-    tasks = num_tasks + num_other_tasks
-    long = pid < tasks
-    begin_sources = num_tasks if long else tasks + num_rows
-    sources = pid >= begin_sources
-    nth = pid - begin_sources if sources else pid
-    if not long:
-        nth = nth + num_other_tasks if sources else nth - num_other_tasks
-    return sources, nth
-
-
-@triton.jit
 def head_tile(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr):
     # The tile [BLOCK_HEADS, BLOCK_DIM] of a program: its heads, where their features stand in a row of all
     # heads, and which of them exist.
