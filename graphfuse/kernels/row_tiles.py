@@ -1,4 +1,4 @@
-"""Pieces of kernels that walk rows: whose row a program walks, what is on its way to the next step, and sums."""
+"""Pieces of kernels that walk rows: which row a program walks, what is on its way to the next step, sums."""
 
 import triton
 import triton.language as tl
