@@ -217,6 +217,10 @@ def inference() -> Iterator[Case]:
     for case in given:
         if case.constants["DROPOUT"] == 0 and "bwd" not in case.name:
             yield without_softmax(case._replace(name=case.name.replace("[", "[inference-", 1)))
+            if "gat_window_kernel" in case.name:
+                constants = case.constants | {"LOOPS": 0}
+                name = case.name.replace("[", "[inference-without-loops-", 1)
+                yield without_softmax(case._replace(name=name, constants=constants))
 
 
 def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
