@@ -151,10 +151,10 @@ FAULTS = (
     Fault(
         "spmm-last-slice",
         "missing merge",
-        "the last slice of a long window or row is not added",
+        "the last slice of a long window is not added",
         "kernels/spmm.py",
-        "for start in tl.range(begin, end, SLOTS, ",
-        "for start in tl.range(begin, end - 1, SLOTS, ",
+        "for slot in tl.range(begin, end, num_stages=STAGES)",
+        "for slot in tl.range(begin, end - 1, num_stages=STAGES)",
         _SPMM_CUT,
     ),
     Fault(
