@@ -87,6 +87,19 @@ def test_weighted_sums(device: torch.device) -> None:
     check_spmm("hubs", device, torch.float32, 8, weighted=True, loops=False)
 
 
+def test_any_number_of_slices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are loaded at a time, one more, and twice that and one more."""
+    monkeypatch.setattr(build, "_MIN_SLICE", 32)
+    counts = torch.tensor([128, 129, 161, 257])
+    row = torch.repeat_interleave(torch.arange(4), counts)
+    edge_index = torch.stack([torch.cat([torch.arange(int(count)) for count in counts]), row]).to(device)
+    windows = RowWindows.from_edge_index(edge_index, (257, 4))
+    assert sorted(windows.row_walk().merges[:, 2].tolist()) == [4, 5, 6, 9]
+    inputs = draw(device, torch.float32, x=(257, 8), edge_weight=(row.numel(),))
+    definition = functools.partial(reference.spmm, edge_index, num_dst=4)
+    check(functools.partial(ops.spmm, windows), definition, inputs)
+
+
 def test_products_of_edges(device: torch.device) -> None:
     edge_index, size = hubs(device)
     inputs = draw(device, torch.float32, a=(NODES, 8), b=(NODES, 8))
