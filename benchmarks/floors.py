@@ -40,6 +40,24 @@ class Config(NamedTuple):
     stages: int
 
 
+@triton.jit
+def sum_of_words(
+    x_ptr, y_ptr, column_ptr, begin, end, offs_word, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # The sum of the rows that the entries [begin, end) name, of their words offs_word: int32[BLOCK].
+    acc = tl.zeros((STEP, BLOCK), dtype=tl.int32)
+    for start in tl.range(begin, end, STEP, num_stages=STAGES):
+        offs = start + tl.arange(0, STEP)
+        live = offs < end
+        column = tl.load(column_ptr + offs, mask=live, other=0)
+        offs_x = column[:, None].to(tl.int64) * WORDS + offs_word[None, :]
+        acc += tl.load(x_ptr + offs_x, mask=live[:, None], other=0)
+        if y_ptr is not None:
+            acc += tl.load(y_ptr + offs_x, mask=live[:, None], other=0)
+    return tl.sum(acc, 0)
+
+
 # Sum of gathered rows, as int32 words: half-precision elements come two in a word.
 #   grid      (num_programs, WORDS / BLOCK): all programs of one block of words run before the next, so that a
 #             narrower x stays in L2
@@ -58,16 +76,8 @@ def _gather_kernel(
     else:
         begin = program * piece
         end = tl.minimum(begin + piece, num_entries)
-    acc = tl.zeros((STEP, BLOCK), dtype=tl.int32)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
-        offs = start + tl.arange(0, STEP)
-        live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
-        offs_x = column[:, None].to(tl.int64) * WORDS + offs_word[None, :]
-        acc += tl.load(x_ptr + offs_x, mask=live[:, None], other=0)
-        if y_ptr is not None:
-            acc += tl.load(y_ptr + offs_x, mask=live[:, None], other=0)
-    tl.store(out_ptr + program.to(tl.int64) * WORDS + offs_word, tl.sum(acc, 0))
+    total = sum_of_words(x_ptr, y_ptr, column_ptr, begin, end, offs_word, WORDS, BLOCK, STEP, STAGES)
+    tl.store(out_ptr + program.to(tl.int64) * WORDS + offs_word, total)
 
 
 def gather(w: Walk, x: Tensor, config: Config, y: Tensor | None = None) -> Tensor:

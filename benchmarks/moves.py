@@ -39,14 +39,9 @@ def _walk_kernel(
     after_previous()
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     offs_word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((STEP, BLOCK), dtype=tl.int32)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
-        offs = start + tl.arange(0, STEP)
-        live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0)
-        at = x_ptr + column[:, None].to(tl.int64) * WORDS + offs_word[None, :]
-        acc += tl.load(at, mask=live[:, None], other=0)
-    total = tl.sum(acc, 0)[None, :]
+    total = floors.sum_of_words(
+        x_ptr, None, column_ptr, begin, end, offs_word, WORDS, BLOCK, STEP, STAGES
+    )[None, :]  # fmt: skip
     if slot >= 0:
         place = tl.arange(0, 16 * WIDE)[:, None] * WORDS + offs_word[None, :]
         at_slot = partial_ptr + slot.to(tl.int64) * (16 * WIDE * WORDS) + place
