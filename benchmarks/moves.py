@@ -2,9 +2,9 @@
 
 The gather floor reads the column list in one launch of equal pieces. A kernel that sums rows walks tasks and
 writes 16 rows for each window; where a window is cut it writes those of each slice, in float32, which a
-second launch reads and adds. The two kernels here read and write just that, launched as those of ``spmm``
-are, and do nothing but add integers. What ``spmm`` takes beyond them is what its masks and products cost;
-what they take beyond the floor is what tasks and slices do.
+second launch reads and adds. The two kernels here read and write that, but for the row masks, over the tasks
+of ``spmm``, and do nothing but add integers. What ``spmm`` takes beyond them is what its masks and products
+cost; what they take beyond the floor is what tasks and slices do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from graphfuse import RowWindows
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels.merge_tiles import merge_task
 from graphfuse.kernels.run import Launch, aligned
+from graphfuse.kernels.spmm import over_windows
 from graphfuse.kernels.tiles import after_previous, load_task, rows_at
 
 _SECONDS = 0.05
@@ -116,7 +117,7 @@ def moves_ms(windows: RowWindows, dim: int, dtype: torch.dtype) -> float | None:
         return None
 
     def measure() -> float:
-        w = windows.walk()
+        _, w = over_windows(windows.walk(), dim, dim, dtype.itemsize)
         x = torch.randint(1 << 20, (w.num_cols, words), dtype=torch.int32, device=w.column.device)
         times = []
         for config in found[:2]:

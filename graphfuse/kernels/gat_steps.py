@@ -41,7 +41,8 @@ def attend(
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
     HALF: tl.constexpr = x_ptr.dtype.element_ty
-    # A program waits for rows where it asks for them: after the weights, if registers will hold both.
+    # A program waits for rows where it asks for them: after the weights, if registers will hold both
+    # (results: waits.md).
     LAST: tl.constexpr = not TILTED and DROPOUT == 0 and PAIR <= 2 and PAIR * BLOCK_DIM <= 64
     BATCH: tl.constexpr = PAIR if LAST else 1
     ones = tl.full((COLUMNS, 8), 1.0, dtype=tl.float32).to(HALF)

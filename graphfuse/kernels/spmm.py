@@ -197,6 +197,24 @@ class Scales(NamedTuple):
     col_scale: Tensor | None
 
 
+def over_windows(
+    w: Walk, dim: int, x_dim: int, size: int, out_dim: int | None = None
+) -> tuple[launch.Config, Walk]:
+    """How windows are walked for sums of ``dim`` features, and with which slices.
+
+    Args:
+        w: The walk, of windows.
+        dim: Features of a sum.
+        x_dim: Features of a row as it is gathered.
+        size: Bytes of one.
+        out_dim: Those of a product in the same kernel.
+    """
+    load = launch.load(w.tasks.size(0), w.num_entries)
+    config = launch.spmm_window(x_dim, size, out_dim, load)
+    blocks = -(-dim // config.block_dim)
+    return config, longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
+
+
 def _plan(
     w: Walk,
     edges: EdgeOrder | None,
@@ -213,13 +231,10 @@ def _plan(
 ) -> Plan:
     windows = w.row_mask is not None
     if windows:
-        size, load = dtype.itemsize, launch.load(w.tasks.size(0), w.num_entries)
-        config = launch.spmm_window(x_dim, size, out_dim, load)
-        blocks = -(-dim // config.block_dim)
-        w = longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
+        config, w = over_windows(w, dim, x_dim, dtype.itemsize, out_dim)
     else:
         config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries, w.tasks.size(0))
-        blocks = -(-dim // config.block_dim)
+    blocks = -(-dim // config.block_dim)
     shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)

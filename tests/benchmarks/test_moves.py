@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks import floors, graphs, moves
 from graphfuse import RowWindows
 from graphfuse.formats.walk import Walk
+from graphfuse.kernels import launch
 
 # compiles both kernels for a GPU that is not there
 COMPILES = """
@@ -86,6 +87,19 @@ def test_the_faster_of_two_is_measured_once(device: torch.device, monkeypatch: p
     assert moves.moves_ms(windows, 8, torch.float16) == 2.0
     assert moves.moves_ms(windows, 1, torch.float16) is None
     assert asked == [16, 16, 2]
+
+
+def test_slices_are_those_of_spmm(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 16)
+    monkeypatch.setattr(launch, "spmm_slices", lambda *arguments: 2)
+    monkeypatch.setattr(floors, "by_task", lambda *arguments: [floors.Config(True, 4, 8, 1, 1)])
+    walks: list[Walk] = []
+    monkeypatch.setattr(moves, "Moves", lambda w, *others: walks.append(w) or (lambda x: x))
+    edges = torch.rand(50, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    windows = RowWindows.from_edge_index(edges.nonzero().t().contiguous().to(device), (50, 60))
+    assert moves.moves_ms(windows, 8, torch.float16) is not None
+    (w,) = walks
+    assert 0 < w.num_slots < windows.walk().num_slots
 
 
 def test_both_kernels_compile(tmp_path: Path) -> None:
