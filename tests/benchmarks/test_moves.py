@@ -95,8 +95,8 @@ def test_slices_are_those_of_spmm(device: torch.device, monkeypatch: pytest.Monk
     monkeypatch.setattr(floors, "by_task", lambda *arguments: [floors.Config(True, 4, 8, 1, 1)])
     walks: list[Walk] = []
     monkeypatch.setattr(moves, "Moves", lambda w, *others: walks.append(w) or (lambda x: x))
-    edges = torch.rand(50, 60, generator=torch.Generator().manual_seed(0)) < 0.5
-    windows = RowWindows.from_edge_index(edges.nonzero().t().contiguous().to(device), (50, 60))
+    edges = torch.rand(120, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    windows = RowWindows.from_edge_index(edges.nonzero().t().contiguous().to(device), (120, 60))
     assert moves.moves_ms(windows, 8, torch.float16) is not None
     (w,) = walks
     assert 0 < w.num_slots < windows.walk().num_slots
