@@ -54,7 +54,9 @@ _TARGETS = """\
 #### Targets
 
 What was to be reached on this GPU, and what the newest rows say, those below or in `floors.jsonl`, which has
-graphfuse alone. What stands in the way of some: `benchmarks/results/nvidia-h200/limits.md` in the repository.
+graphfuse alone. Cases in the last but one column would miss it if they only read and wrote what `spmm` does,
+in as many launches, and computed nothing; the number is what that takes. What stands in the way of others:
+`benchmarks/results/nvidia-h200/limits.md` in the repository.
 `python -m benchmarks.targets`
 """
 

@@ -70,9 +70,10 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
         if rows and not weighted:  # windows could have been walked
             of_walks.append(floors.spmm_ms(windows, False, head_dim, dtype, backward))
         floor_ms = min((ms for ms in of_walks if ms is not None), default=None)
+        if not rows:
+            facts["extra"]["moves_ms"] = moves.moves_ms(windows, head_dim, dtype, backward)
         if not (backward or rows):
             facts["extra"]["gather_by_task_ms"] = floors.gather_by_task_ms(windows, head_dim * dtype.itemsize)
-            facts["extra"]["moves_ms"] = moves.moves_ms(windows, head_dim, dtype)
             facts["extra"] |= {f"launch_{n}_ms": floors.launch_ms(n, device()) for n in (1, 2)}
     gathered = loaded.num_edges if rows else windows.num_entries
     per_pass = (gathered + loaded.num_nodes) * head_dim * dtype.itemsize + gathered * (4 if rows else 6)

@@ -32,6 +32,7 @@ from benchmarks.moves import _join_kernel, _walk_kernel
 
 x = torch.zeros(4, 32, dtype=torch.int32)
 _walk_kernel.warmup(*[x] * 6, 4, 32, 32, 16, 4, 2, num_warps=1, grid=(1,))
+_walk_kernel.warmup(x, x, None, *[x] * 3, 4, 32, 32, 16, 4, 2, num_warps=1, grid=(1,))
 _join_kernel.warmup(*[x] * 4, 4, 32, 32, 4, 2, num_warps=4, grid=(1,))
 """
 
@@ -69,10 +70,10 @@ def test_all_is_read_and_written(
     assert torch.equal(found, sums_of_windows(w, x))
 
 
-def test_the_faster_of_two_is_measured_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = [floors.Config(True, block, 8, 1, 1) for block in (4, 2, 1)]
+def test_the_fastest_is_measured_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [floors.Config(True, block, 8, 1, 1) for block in (4, 2, 1, 4)]
     asked: list[int] = []
-    taken = iter((3.0, 2.0))
+    taken = iter((3.0, 4.0, 5.0, 2.0, 4.0, 5.0))
 
     def by_task(windows: Any, row_bytes: int) -> list[floors.Config] | None:
         asked.append(row_bytes)
@@ -84,9 +85,26 @@ def test_the_faster_of_two_is_measured_once(device: torch.device, monkeypatch: p
     )
     windows = graphs.load("tiny", device).windows
     assert moves.moves_ms(windows, 8, torch.float16) == 2.0
-    assert moves.moves_ms(windows, 8, torch.float16) == 2.0
+    assert moves.moves_ms(windows, 8, torch.bfloat16) == 2.0
     assert moves.moves_ms(windows, 1, torch.float16) is None
     assert asked == [16, 16, 2]
+
+
+def test_backward_is_the_transpose_too(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "by_task", lambda *arguments: [floors.Config(True, 4, 8, 1, 1)])
+    ran: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        moves, "Moves", lambda w, *others: lambda x: ran.append((w.num_rows, w.num_cols, x.size(0)))
+    )
+    monkeypatch.setattr(
+        moves, "time_call", lambda call, on, seconds: call() or type("Time", (), {"p50_ms": 1.0})
+    )
+    windows = RowWindows.from_edge_index(torch.tensor([[0, 1, 2], [1, 0, 0]], device=device), (3, 2))
+    moves.moves_ms(windows, 8, torch.float16)
+    assert set(ran) == {(2, 3, 3)}
+    ran.clear()
+    moves.moves_ms(windows, 8, torch.float16, backward=True)
+    assert set(ran) == {(2, 3, 3), (3, 2, 2)}
 
 
 def test_slices_are_those_of_spmm(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,4 +125,4 @@ def test_both_kernels_compile(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILES], env=env, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(list(tmp_path.rglob("*.cubin"))) == 2
+    assert len(list(tmp_path.rglob("*.cubin"))) == 3
