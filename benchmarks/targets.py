@@ -49,7 +49,7 @@ class Target:
         edges: The least and the first greater number of edges.
         pick: ``each`` case is to reach it, the ``best`` of them, or their geometric ``mean``.
         least: Of a case, what the number is without what is computed, ``None`` where that was not measured.
-            Where this misses the limit no kernel of such launches can reach it.
+            Where this misses the limit, computing faster does not reach it.
     """
 
     says: str
