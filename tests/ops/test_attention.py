@@ -291,6 +291,12 @@ def check_scaled_keys(
     check(op, definition, x)
 
 
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (1, 128), (4, 16)])
+def test_scaled_keys_of_rows_that_a_warp_copies_together(heads: int, dim: int, device: torch.device) -> None:
+    """Where columns of a step may be dealt out, each keeps its own factor."""
+    check_scaled_keys("hub", device, torch.float16, heads, dim)
+
+
 @pytest.mark.parametrize(("graph", "loops"), in_turns(["ragged", "repeated", "hub"], [True, False]))
 def test_scaled_keys_that_are_the_values(
     graph: str, loops: bool, walked: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
