@@ -165,13 +165,16 @@ def attend(
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
         scale = numbers_of_group(key_scale_ptr, first_columns, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
+    # factors of keys, where there are any, come in the order of the columns
+    ROW_BYTES: tl.constexpr = GROUP * BLOCK_DIM * 2 if key_scale_ptr is None else 512
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         if FIXED:
             seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
-        )
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits,
+            LOOPS, GROUP, ROW_BYTES, COLUMNS, ACC,
+        )  # fmt: skip
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
         v = k
