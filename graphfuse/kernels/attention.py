@@ -170,6 +170,7 @@ class Plan(NamedTuple):
 
     main: Launch
     merge: Launch | None
+    num_partial: int = 0  # partial sums, of slices, where they are not those of all heads
 
 
 def _plan(
