@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -18,30 +17,23 @@ from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_windows import gat_window_kernel
-from graphfuse.kernels.merge_tiles import (
-    highest_of_slots,
-    merge_task,
-    over_slots,
-    place_in_slice,
-    rows_by_heads,
-)
+from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
-#   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC of rows [num_slots, ..]:
-#             HEADS * DIM sums of x, then as many of the tilt if it is wanted; of windows likewise for each of
-#             TILES tiles [16, TILE * TILE_DIM] of TILE heads, see `store_slice`; merges, and row_index of
+#   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
+#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
 #             windows
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_merge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, bias_ptr,
     num_rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    TILE: tl.constexpr, TILE_DIM: tl.constexpr, TILES: tl.constexpr, HEIGHT: tl.constexpr,
-    SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
@@ -51,13 +43,6 @@ def _additive_merge_kernel(
     top = tl.full(head.shape, float("-inf"), dtype=ACC)
     total = tl.zeros(head.shape, dtype=ACC)
     high = tl.zeros(head.shape, dtype=ACC)
-    SIZE: tl.constexpr = HEADS * DIM if HEIGHT == 1 else 16 * TILE * TILE_DIM
-    if HEIGHT == 1:
-        place = (head * DIM)[:, None] + offs_dim[None, :]
-    else:
-        column = (head % TILE * TILE_DIM)[:, None] + offs_dim[None, :]
-        place = (head // TILE * (PARTS * SIZE))[:, None]
-        place += place_in_slice(inner[:, None], column, TILE * TILE_DIM)
     acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     tilt = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
@@ -71,11 +56,11 @@ def _additive_merge_kernel(
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
         total = total * rescale + tl.load(offs + 1, mask=live, other=0.0) * weight
-        at = partial_ptr + (slot.to(tl.int64) * (TILES * PARTS * SIZE))[:, None] + place
+        at = partial_ptr + (offs_slot * PARTS * HEADS * DIM + head * DIM)[:, None] + offs_dim[None, :]
         acc = acc * rescale[:, None] + tl.load(at, mask=mask_own, other=0.0) * weight[:, None]
         if tilt_ptr is not None:
             high = high * rescale + tl.load(offs + 2, mask=live, other=0.0) * weight
-            more = tl.load(at + SIZE, mask=mask_own, other=0.0)
+            more = tl.load(at + HEADS * DIM, mask=mask_own, other=0.0)
             tilt = tilt * rescale[:, None] + more * weight[:, None]
         top = higher
     if SLOTS > 1:
@@ -84,10 +69,10 @@ def _additive_merge_kernel(
         acc, tilt = over_slots(acc * factor[:, None], SLOTS), over_slots(tilt * factor[:, None], SLOTS)
         _, inner, head = rows_by_heads(first, tl.program_id(1), 1, ROWS, BLOCK_HEADS)
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    out_place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & (head < HEADS)
+    place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & (head < HEADS)
     finish(
-        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, out_place, mask,
-        (out_place * DIM)[:, None] + offs_dim[None, :], mask[:, None] & (offs_dim < DIM)[None, :],
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, place, mask,
+        (place * DIM)[:, None] + offs_dim[None, :], mask[:, None] & (offs_dim < DIM)[None, :],
         (head * DIM)[:, None] + offs_dim[None, :], top, total, high, acc, tilt, DROPOUT,
     )  # fmt: skip
 
@@ -120,14 +105,14 @@ def gathered_together(config: launch.Config) -> int:
     return min(config.rows, max(1, 64 // config.block_dim))
 
 
-def _merge(w: Walk, shape: Shape, tilted: bool, tile: tuple[int, int, int]) -> Launch | None:
+def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
     if w.num_slots == 0:
         return None
     block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim, tilted=tilted)
     graph, groups, acc = (w.merges, w.row_index), -(-shape.heads // block_heads), accumulator(shape.dtype)
     adds = launch.merge(w.height, block_heads * block_dim * (1 + tilted))
-    rest: tuple[Any, ...] = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, *tile)
-    rest += (w.height, *adds[:3], shape.dropout, acc)
+    rest: tuple[Any, ...] = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height)
+    rest += (*adds[:3], shape.dropout, acc)
     programs = w.merges.size(0) * w.height // adds.rows
     return Launch(_additive_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
 
@@ -147,13 +132,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)
-        tile = (pair, config.block_dim, -(-heads // config.rows) * config.rows // pair)
         rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
         rest += (config.step, config.stages, guess, slope, dropout)
         main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc)
     else:
-        config, tile = row_config(w, shape, backward=False), (heads, dim, 1)
+        config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rows = 1
@@ -162,8 +146,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         rest += (config.block_dim, rows, config.step, config.stages, slope, dropout, loops, v2, acc)
         programs, groups = num_tasks + -(-w.num_rows // rows), -(-heads // config.rows)
         main = Launch(additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    num_partial = w.num_slots * w.height * math.prod(tile) * (1 + tilted)
-    return Plan(main, _merge(w, shape, tilted, tile), num_partial)
+    return Plan(main, _merge(w, shape, tilted))
 
 
 def forward_plan(
@@ -228,7 +211,7 @@ def additive_fwd(
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
-        partial = x.new_empty(plan.num_partial, dtype=acc)
+        partial = x.new_empty(rows, shape.heads * shape.dim * (1 + tilted), dtype=acc)
         slots = x.new_empty(rows, shape.heads, 3, dtype=acc)
     outputs = (out, softmax, tilt if tilted else None, with_bias, partial, slots)
     operands: tuple[Tensor | None, ...] = (own, other, x, edge, loop_edge, seed, bias)

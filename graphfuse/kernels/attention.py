@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +14,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
-from graphfuse.kernels.merge_tiles import (
-    highest_of_slots,
-    merge_task,
-    over_slots,
-    place_in_slice,
-    rows_by_heads,
-)
+from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.norm_tiles import after_residual, store_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, rows_at
@@ -29,18 +22,16 @@ from graphfuse.kernels.tiles import after_previous, rows_at
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
 #   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
-#   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC of rows [num_slots,
-#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; of windows
-#             [num_slots, TILES, 16 * TILE * TILE_DIM], tiles of TILE heads, see `store_slice`; merges, and
+#   reads     slots ACC [num_slots, HEIGHT, HEADS, 2]: maximum and sum; partial ACC [num_slots, HEIGHT,
+#             HEADS * (DIM + EDGE_DIM)]: the sums of v of all heads, then those of edge_attr; merges, and
 #             row_index of windows; x and what comes with it as the window kernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _attention_merge_kernel(
     out_ptr, sum_ptr, softmax_ptr, edge_sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, x_ptr,
     offset_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, num_rows, R_STRIDE: tl.constexpr, EPS: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, TILE: tl.constexpr, TILE_DIM: tl.constexpr,
-    TILES: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
@@ -51,12 +42,6 @@ def _attention_merge_kernel(
     total = tl.zeros(head.shape, dtype=ACC)
     acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     edge_acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
-    SIZE: tl.constexpr = HEADS * (DIM + EDGE_DIM) if HEIGHT == 1 else 16 * TILE * TILE_DIM
-    if HEIGHT == 1:
-        its_place = (head * DIM)[:, None] + offs_dim[None, :]
-    else:
-        column = (head % TILE * TILE_DIM)[:, None] + offs_dim[None, :]
-        its_place = (head // TILE * SIZE)[:, None] + place_in_slice(inner[:, None], column, TILE * TILE_DIM)
     for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
         slot = start + nth
         live = (slot < end) & (head < HEADS)
@@ -67,7 +52,7 @@ def _attention_merge_kernel(
         shift = shift_of(higher)
         rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
         total = total * rescale + tl.load(slots_ptr + offs * 2 + 1, mask=live, other=0.0) * weight
-        at = partial_ptr + (slot.to(tl.int64) * (TILES * SIZE))[:, None] + its_place
+        at = partial_ptr + (offs_slot * HEADS * (DIM + EDGE_DIM) + head * DIM)[:, None] + offs_dim[None, :]
         acc = acc * rescale[:, None] + tl.load(at, mask=live[:, None] & mask_dim, other=0.0) * weight[:, None]
         if EDGE_DIM > 0:
             offs_edges = offs_slot * HEADS * (DIM + EDGE_DIM) + HEADS * DIM + head * EDGE_DIM
@@ -185,7 +170,6 @@ class Plan(NamedTuple):
 
     main: Launch
     merge: Launch | None
-    num_partial: int = 0  # partial sums, of slices, forward
 
 
 def _plan(
@@ -201,11 +185,9 @@ def _plan(
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, window_load(w))
         rest = (w.num_rows, *strides[:3], *after, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, config.guess, scale, dropout)
-        tile = (config.rows, config.block_dim, -(-heads // config.rows))
         main, w = window_launch(attention_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
-        tile = (heads, dim + edge_dim, 1)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
@@ -215,11 +197,11 @@ def _plan(
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)
         adds = launch.merge(w.height, blocks[0] * (blocks[1] + blocks[2] * (edge_dim > 0)))
-        rest = (w.num_rows, *after, heads, dim, edge_dim, *blocks, *tile, w.height, *adds[:3], dropout, acc)
+        rest = (w.num_rows, *after, heads, dim, edge_dim, *blocks, w.height, *adds[:3], dropout, acc)
         programs, graph = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         groups = -(-heads // blocks[0])
         merge = Launch(_attention_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
-    return Plan(main, merge, w.num_slots * w.height * math.prod(tile))
+    return Plan(main, merge)
 
 
 def forward_plan(
@@ -298,7 +280,7 @@ def attention_fwd(
     partial = slots = None
     if plan.merge is not None:
         rows = w.num_slots * w.height
-        partial = q.new_empty(plan.num_partial, dtype=acc)
+        partial = q.new_empty(rows, shape.heads * (shape.dim + shape.edge_dim), dtype=acc)
         slots = q.new_empty(rows, shape.heads, 2, dtype=acc)
     outputs: tuple[Tensor | None, ...] = (out, total, softmax, partial, slots)
     more: tuple[Tensor | None, ...] = _NONE if residual is None else residual[:6]

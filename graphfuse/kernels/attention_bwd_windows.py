@@ -115,14 +115,11 @@ def attention_bwd_window_kernel(
     if key_scale_ptr is not None and not TRANSPOSED:
         scale = of_nodes(key_scale_ptr, load_columns(column_ptr, begin, end, COLUMNS), heads, HEADS, GROUP)
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
-    # factors of keys, where there are any, come in the order of the columns
-    ROW_BYTES: tl.constexpr = GROUP * BLOCK_DIM * 2 if key_scale_ptr is None else 512
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits,
-            LOOPS, GROUP, ROW_BYTES, COLUMNS, ACC,
-        )  # fmt: skip
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
         bits = next_bits
         other = gather(other_ptr, column, head, OTHER_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
         if key_scale_ptr is not None and not TRANSPOSED:

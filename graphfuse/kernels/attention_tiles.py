@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import as_scores, dealt, nothing, rows_at, rows_of_product, without_loop
+from graphfuse.kernels.tiles import as_scores, nothing, rows_at, rows_of_product, without_loop
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -145,7 +145,7 @@ def signed(x, SCALE: tl.constexpr):
 @triton.jit
 def window_step(
     column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS: tl.constexpr, GROUP: tl.constexpr,
-    ROW_BYTES: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+    COLUMNS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One step over the entries of a window: columns, copies, and `outside`, 0 for an edge and -inf for none,
     # to start a sum of scores from. Beyond the end the last column is read again, and no row uses it. With
@@ -156,12 +156,10 @@ def window_step(
     bits = bits.to(tl.int32)
     if LOOPS == 1:
         bits = without_loop(bits, column, window)
-    bits = dealt(bits, ROW_BYTES)
     valid = ((bits[None, :] >> tl.arange(0, 16)[:, None]) & 1) != 0
     copy = tl.zeros_like(column)
     if copy_ptr is not None:
-        copy = dealt(tl.load(copy_ptr + offs), ROW_BYTES)
-    column = dealt(column, ROW_BYTES)
+        copy = tl.load(copy_ptr + offs)
     outside = tl.where(valid, 0.0, float("-inf")).to(ACC)
     if GROUP > 1:
         outside = tl.broadcast_to(outside[None, :, :], (GROUP, 16, COLUMNS))

@@ -30,7 +30,6 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.merge_tiles import place_in_slice, store_slice
 from graphfuse.kernels.norm_tiles import after_residual, store_sum
 from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 
@@ -166,16 +165,13 @@ def attend(
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
         scale = numbers_of_group(key_scale_ptr, first_columns, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, begin + COLUMNS, end, COLUMNS)
-    # factors of keys, where there are any, come in the order of the columns
-    ROW_BYTES: tl.constexpr = GROUP * BLOCK_DIM * 2 if key_scale_ptr is None else 512
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         if FIXED:
             seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits,
-            LOOPS, GROUP, ROW_BYTES, COLUMNS, ACC,
-        )  # fmt: skip
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
         bits = next_bits
         k = gather(k_ptr, column, head, K_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, WHOLE)
         v = k
@@ -211,19 +207,10 @@ def attend(
 
 
 @triton.jit
-def group_of_slot(
-    partial_ptr, slot, head, HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr
-):  # fmt: skip
-    # where a slot has the sums of the group of a head
-    GROUPS: tl.constexpr = (HEADS + GROUP - 1) // GROUP
-    return partial_ptr + (slot.to(tl.int64) * GROUPS + head // GROUP) * (16 * GROUP * BLOCK_DIM)
-
-
-@triton.jit
 def store_row(
     out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, row, inner, slot, num_rows, head, offs_dim, own,
-    top, total, acc, R_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, EPS: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    top, total, acc, R_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What `store_group` does, for one row [1] and head.
     top *= 1 / LOG2_E
@@ -234,9 +221,7 @@ def store_row(
             offs_slot = (slot.to(tl.int64) * 16 + inner) * HEADS
             tl.store(slots_ptr + (offs_slot + head) * 2, top, mask=head < HEADS)
             tl.store(slots_ptr + (offs_slot + head) * 2 + 1, total, mask=head < HEADS)
-            column = head % GROUP * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
-            place = place_in_slice(inner, column, GROUP * BLOCK_DIM)
-            tl.store(group_of_slot(partial_ptr, slot, head, HEADS, GROUP, BLOCK_DIM) + place, acc, mask=own)
+            tl.store(partial_ptr + offs_slot * DIM + offs_dim, acc, mask=own)
     if whole:
         out, offs = acc * (inverse(total) / (1.0 - DROPOUT)), row.to(tl.int64) * HEADS
         store_softmax(softmax_ptr, offs + head, (row < num_rows) & (head < HEADS), top, total)
@@ -266,7 +251,8 @@ def store_group(
             at = slots_ptr + ((slot.to(tl.int64) * 16 + place % 16) * HEADS + heads) * 2
             tl.store(at, top, mask=heads < HEADS)
             tl.store(at + 1, total, mask=heads < HEADS)
-            store_slice(group_of_slot(partial_ptr, slot, head, HEADS, GROUP, BLOCK_DIM), acc)
+            at_sum = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (HEADS * DIM))[:, None]
+            tl.store(at_sum + offs_dim[None, :], acc, mask=mask_dim[None, :])
     if whole:
         mask = (its_row < num_rows) & (heads < HEADS)
         store_softmax(softmax_ptr, its_row.to(tl.int64) * HEADS + heads, mask, top, total)
@@ -374,5 +360,5 @@ def attention_window_kernel(
             store_row(
                 out_ptr, softmax_ptr, partial_ptr, slots_ptr, residual, tl.zeros_like(its_place) + its_row,
                 its_place, slot, num_rows, its_head, offs_dim, own, its_top * RATE, its_total, its_acc,
-                R_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, EPS, DROPOUT, ACC,
+                R_STRIDE, HEADS, DIM, EPS, DROPOUT, ACC,
             )  # fmt: skip

@@ -133,9 +133,8 @@ def gat_bwd_window_kernel(
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits,
-            LOOPS, GROUP, GROUP * BLOCK_DIM * 2, COLUMNS, ACC,
-        )  # fmt: skip
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
+        )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
         lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)

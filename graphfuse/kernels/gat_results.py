@@ -5,7 +5,6 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import store_features
 from graphfuse.kernels.attention_tiles import LOG2_E, store_softmax
-from graphfuse.kernels.merge_tiles import place_in_slice, store_slice
 from graphfuse.kernels.tiles import rows_at
 
 
@@ -54,29 +53,20 @@ def store_softmaxes(
 
 @triton.jit
 def store_sums(
-    out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, rows, head, offs_dim, own, norm, bent,
-    straight, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, ALL: tl.constexpr, DROPOUT: tl.constexpr,
+    out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, rows, offs_dim, own, norm, bent,
+    straight, acc, tilt, HEADS: tl.constexpr, DIM: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    # The features `own` of the rows of a window, PAIR heads from `head` on; of a slice, as they are, to its
-    # slot, in tiles of TILE heads, of which there are TILES; ALL: so is what this tile has of other heads.
+    # The features `own` of the rows of a window; of a slice, as they are, to its slot.
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
             PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            SIZE: tl.constexpr = 16 * TILE * BLOCK_DIM
-            at = partial_ptr + (slot.to(tl.int64) * TILES + head // TILE) * (PARTS * SIZE)
-            if ALL:
-                store_slice(at, acc)
-                if tilt_ptr is not None:
-                    store_slice(at + SIZE, tilt)
-            else:
-                column = head % TILE * BLOCK_DIM + tl.arange(0, PAIR * BLOCK_DIM)
-                at += place_in_slice(tl.arange(0, 16)[:, None], column[None, :], TILE * BLOCK_DIM)
-                tl.store(at, acc, mask=own[None, :])
-                if tilt_ptr is not None:
-                    tl.store(at + SIZE, tilt, mask=own[None, :])
+            offs_slot = (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (PARTS * HEADS * DIM)
+            at = partial_ptr + offs_slot[:, None] + offs_dim[None, :]
+            tl.store(at, acc, mask=own[None, :])
+            if tilt_ptr is not None:
+                tl.store(at + HEADS * DIM, tilt, mask=own[None, :])
     if whole:
         at = (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
         store_features(

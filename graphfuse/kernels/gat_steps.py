@@ -66,7 +66,7 @@ def attend(
         next_other = numbers_of_columns(a_src_ptr, ahead, head, HEADS, GROUP)
         ahead = load_columns(column_ptr, start + 2 * COLUMNS, end, COLUMNS)
         column, copy, outside = window_step(
-            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, 512, COLUMNS, ACC
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
         )
         other_key = None
         if DROPOUT > 0:

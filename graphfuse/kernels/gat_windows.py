@@ -133,9 +133,8 @@ def walk(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
     column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
     head, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    GUESS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What `gat_window_kernel` does, of the heads from `head` on. With GUESS it returns whether the guess was
     # good enough and all sums are numbers; if not, nothing is stored.
@@ -205,12 +204,12 @@ def walk(
                 row_index_ptr, window, head + first_head, HEADS, DIM, PAIR, BLOCK_DIM
             )
             store_sums(
-                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows,
-                head + first_head, offs_out, mask_out, each_its_own(norms, first_head, PAIR, WIDTH),
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, each_its_own(norms, first_head, PAIR, WIDTH),
                 each_its_own(bents, first_head, PAIR, WIDTH),
                 each_its_own(straights, first_head, PAIR, WIDTH),
                 each_its_own(accs, first_head, PAIR, WIDTH), each_its_own(tilts, first_head, PAIR, WIDTH),
-                HEADS, DIM, PAIR, BLOCK_DIM, TILE, TILES, PAIR == TILE, DROPOUT,
+                HEADS, DIM, DROPOUT,
             )  # fmt: skip
     elif not GUESS:
         for place in tl.range(0, GROUP):
@@ -231,9 +230,8 @@ def walk(
                 row_index_ptr, window, head, place, HEADS, DIM, PAIR, BLOCK_DIM
             )
             store_sums(
-                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows,
-                head + place // PAIR * PAIR, offs_out, mask_out, norm[:, None], bent[:, None],
-                straight[:, None], acc, tilt, HEADS, DIM, PAIR, BLOCK_DIM, TILE, TILES, False, DROPOUT,
+                out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, out_rows, offs_out,
+                mask_out, norm[:, None], bent[:, None], straight[:, None], acc, tilt, HEADS, DIM, DROPOUT,
             )  # fmt: skip
     return whole
 
@@ -243,8 +241,7 @@ def walk_again(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
     column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
     head, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    TILE: tl.constexpr, TILES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr,
-    ACC: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One head, as `walk` without a guess. A function of its own, or the compiler would crowd the registers of
     # each walk with a guess for the sake of one that hardly ever follows; and a narrow one, as a kernel has
@@ -253,8 +250,7 @@ def walk_again(
     walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
         column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
-        num_loops, head, X_STRIDE, HEADS, DIM, 1, 1, BLOCK_DIM, TILE, TILES, 16, 1, False, SLOPE, DROPOUT,
-        LOOPS, ACC,
+        num_loops, head, X_STRIDE, HEADS, DIM, 1, 1, BLOCK_DIM, 16, 1, False, SLOPE, DROPOUT, LOOPS, ACC,
     )  # fmt: skip
 
 
@@ -282,12 +278,11 @@ def gat_window_kernel(
 ):  # fmt: skip
     after_previous()
     head = tl.program_id(1) * GROUP
-    TILES: tl.constexpr = (HEADS + GROUP - 1) // GROUP * GROUP // PAIR
     done = walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
         column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows,
-        num_loops, head, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, PAIR, TILES, COLUMNS, STAGES, GUESS,
-        SLOPE, DROPOUT, LOOPS, ACC,
+        num_loops, head, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, GUESS, SLOPE, DROPOUT,
+        LOOPS, ACC,
     )  # fmt: skip
     if GUESS:
         if not done:
@@ -297,5 +292,5 @@ def gat_window_kernel(
                         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
                         row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr,
                         seed_ptr, bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM,
-                        PAIR, TILES, SLOPE, DROPOUT, LOOPS, ACC,
+                        SLOPE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip

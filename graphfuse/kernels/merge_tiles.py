@@ -32,13 +32,6 @@ def store_slice(ptr, acc):
 
 
 @triton.jit
-def place_in_slice(row, column, WIDTH: tl.constexpr):
-    # where `store_slice` leaves a sum of a tile [16, WIDTH]
-    piece = (row // 8 * (WIDTH // 16) + column // 16) * 8 + row % 8
-    return piece * 16 + column % 8 // 2 * 4 + column // 8 % 2 * 2 + column % 2
-
-
-@triton.jit
 def rows_of_slice(x, ROWS: tl.constexpr):
     # Sums [ROWS, features], 8 or 16 rows of a slice, of what `store_slice` left in memory: [ROWS * features].
     PAIRS: tl.constexpr = x.shape[0] // (ROWS * 16)

@@ -68,16 +68,7 @@ def head_tile(HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 def finite(x):
     if x.dtype == tl.float64:
         return tl.max(((x * 0) != 0).to(tl.int32)) == 0
-    x = tl.abs(x)
-    if len(x.shape) == 2 and x.shape[1] >= 8:
-        x = x.reshape(x.shape[0], x.shape[1] // 8, 4, 2)
-        x = tl.reduce(tl.reduce(x, 3, _greater), 1, _greater)
-    return tl.max(x.to(tl.int32, bitcast=True)) < 0x7F800000
-
-
-@triton.jit
-def _greater(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.max(tl.abs(x).to(tl.int32, bitcast=True)) < 0x7F800000
 
 
 @triton.jit

@@ -227,12 +227,9 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
         merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
         blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
         width = blocks["BLOCK_HEADS"] * blocks["BLOCK_DIM"]
-        pair = min(heads, max(1, 64 // launch.power_of_two(dim, 16)))
-        tile = (pair, launch.power_of_two(dim, 16), -(-heads // pair))  # of GAT's windows
         for height in (1, 16):
             adds = launch.merge(height, width)
             how = {"HEIGHT": height, "SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
-            how |= dict(zip(("TILE", "TILE_DIM", "TILES"), tile, strict=True))
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}"
             name += "-tilted]" if "tilt_ptr" in more else "]"
             yield Case(name, kernel, operands | more, constants | blocks | how, adds.warps)
