@@ -38,7 +38,6 @@ class Config(NamedTuple):
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
-    parts: int = 1  # of a step of `spmm` over windows, which as many times the warps walk side by side
 
 
 def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:

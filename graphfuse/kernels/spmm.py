@@ -39,8 +39,8 @@ def _spmm_window_kernel(
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
-    LOOPS: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
@@ -49,7 +49,7 @@ def _spmm_window_kernel(
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
         x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, offs_dim < X_DIM,
-        X_STRIDE, BLOCK_DIM, COLUMNS, PARTS, STAGES, LOOPS == 1, ACC,
+        X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, LOOPS == 1, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:
@@ -242,9 +242,8 @@ def _plan(
         row_mask, with_loops = row_masks(w, loops)
         structure = (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (w.num_rows, num_loops)
-        step = (config.step, config.parts, config.stages)
-        rest = (*counts, *weight_strides, *shape, *step, with_loops, *epilogue)
-        warps, registers = config.warps * config.parts, config.registers
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
+        warps, registers = config.warps, config.registers
         main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)

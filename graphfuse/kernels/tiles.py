@@ -164,12 +164,11 @@ def as_scores(x, GROUP: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def rows_of_product(ACC: tl.constexpr, GROUP: tl.constexpr = 1):
-    # 0 to 15, as tensor cores leave the rows of a product, or of each of a group. What is made of it stays
-    # there, where Triton would else make a tile in another place and move it.
-    SHAPE: tl.constexpr = (GROUP, 16, 16) if GROUP > 1 else (16, 16)
-    row = tl.zeros(SHAPE, dtype=ACC) + tl.arange(0, 16)[:, None].to(ACC)
-    return tl.max(as_scores(row, GROUP, ACC), len(SHAPE) - 1).to(tl.int32)
+def rows_of_product(ACC: tl.constexpr):
+    # 0 to 15, as tensor cores leave the rows of a product. What is made of it stays there, where Triton would
+    # else make a tile in another place and move it.
+    row = tl.broadcast_to(tl.arange(0, 16)[:, None], (16, 16)).to(ACC)
+    return tl.max(as_scores(row, 1, ACC), 1).to(tl.int32)
 
 
 @triton.jit
@@ -187,8 +186,7 @@ def placed(a):
     # in half precision, but in TF32 a column and the fourth from it. With columns that were dealt out so, no
     # element has to move.
     if a.dtype == tl.float32:
-        SHAPE: tl.constexpr = a.shape
-        a = a.reshape(a.numel // 8, 4, 2).permute(0, 2, 1).reshape(SHAPE)
+        a = a.reshape(16, a.shape[1] // 8, 4, 2).permute(0, 1, 3, 2).reshape(16, a.shape[1])
     return a
 
 
@@ -235,70 +233,49 @@ def dealt(x, ROW_BYTES: tl.constexpr):
     # bytes at a time, find its entries side by side: two accesses to shared memory for eight. Sums over
     # neighbours in half precision take 1 % less for it (results: waits.md); other rows were not measured.
     ROWS: tl.constexpr = 512 // ROW_BYTES
-    SHAPE: tl.constexpr = x.shape
-    COLUMNS: tl.constexpr = SHAPE[len(SHAPE) - 1]
-    if COLUMNS >= 32 and (ROWS == 2 or ROWS == 4):
-        x = x.reshape(x.numel // COLUMNS, ROWS, COLUMNS // ROWS).permute(0, 2, 1).reshape(SHAPE)
+    if x.shape[0] >= 32 and (ROWS == 2 or ROWS == 4):
+        x = x.reshape(ROWS, x.shape[0] // ROWS).permute(1, 0).reshape(x.shape[0])
     return x
-
-
-@triton.jit
-def over_parts(acc, PARTS: tl.constexpr):
-    # The sum over the first axis, of which each warp has one. A sum over it would be exchanged number by
-    # number. Numbers that come apart have to be one thread's: they go there in large pieces.
-    if PARTS == 4:
-        first, second = tl.split(acc.reshape(2, 2, acc.shape[1], acc.shape[2]).permute(0, 2, 3, 1))
-        acc = first + second
-    if PARTS > 1:
-        first, second = tl.split(acc.permute(1, 2, 0))
-        acc = first + second
-    return acc
 
 
 @triton.jit
 def window_sum(
     x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
-    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    STAGES: tl.constexpr, WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+    X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Sum over the entries [begin, end) of a window: float[16, BLOCK_DIM]. A tile of 16 rows x COLUMNS entries
-    # (bits) times the gathered rows of x; of PARTS warps each has a tile of its own, and a sum until the end.
-    # WITHOUT_LOOPS: self-loops are in the masks, and do not count.
+    # (bits) times the gathered rows of x. WITHOUT_LOOPS: self-loops are in the masks, and do not count.
     row = tl.arange(0, 16)
-    bit = 1 << rows_of_product(ACC, PARTS)
+    bit = 1 << rows_of_product(ACC)
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
-    STEP: tl.constexpr = PARTS * COLUMNS
-    SHAPE: tl.constexpr = (PARTS, COLUMNS) if PARTS > 1 else (COLUMNS,)
-    AXIS: tl.constexpr = len(SHAPE)
-    acc = tl.zeros((PARTS, 16, BLOCK_DIM) if PARTS > 1 else (16, BLOCK_DIM), dtype=ACC)
+    acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     # This loop runs once. Without it, where a step has fewer columns than a warp has lanes, the compiler for
     # GPUs branches around each copy of columns: a tenth more instructions.
     todo = 1
     while todo > 0:
         todo = 0
-        next_bits = load_bits(row_mask_ptr, begin, end, STEP, SIZE).to(tl.int32)
-        for start in tl.range(begin, end, STEP, num_stages=STAGES):
+        next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
+        for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
             bits = next_bits
-            next_bits = load_bits(row_mask_ptr, start + STEP, end, STEP, SIZE).to(tl.int32)
+            next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE).to(tl.int32)
             # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
-            offs = tl.minimum(start + tl.arange(0, STEP), end - 1)
+            offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
             column = tl.load(column_ptr + offs)
             if WITHOUT_LOOPS:
                 its_column = column
                 if SIZE == 32:
-                    its_column = tl.load(column_ptr + tl.minimum(start + places(STEP, SIZE), end - 1))
+                    its_column = tl.load(column_ptr + tl.minimum(start + places(COLUMNS, SIZE), end - 1))
                 bits = without_loop(bits, its_column, window)
-            column, bits = column.reshape(SHAPE), bits.reshape(SHAPE)
             if SIZE == 16:
                 column, bits = dealt(column, BLOCK_DIM * 2), dealt(bits, BLOCK_DIM * 2)
-            offs_x = tl.expand_dims(column, AXIS).to(tl.int64) * X_STRIDE + offs_dim
-            x = tl.load(x_ptr + offs_x, mask=mask_dim, other=0.0)
+            offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
+            x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
             if col_scale_ptr is not None:
                 scale = tl.load(col_scale_ptr + column).to(ACC)
-                x = (x.to(ACC) * tl.expand_dims(scale, AXIS)).to(x_ptr.dtype.element_ty)
-            valid = (tl.expand_dims(bits, AXIS - 1) & tl.expand_dims(bit, AXIS)) != 0
+                x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
+            valid = (bits[None, :] & bit[:, None]) != 0
             acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
-    acc = over_parts(acc, PARTS)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
     # sum again entry by entry and let each row see its own neighbours alone.
     if not finite(acc):

@@ -39,7 +39,6 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
             "EDGES": config.step,
             "SLOTS": 1,
             "ROWS": config.rows,
-            "PARTS": config.parts,
             "STAGES": config.stages,
             "LOOPS": int("loop_weight_ptr" in operands),
             "HEIGHT": height,
