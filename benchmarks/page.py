@@ -54,8 +54,8 @@ _TARGETS = """\
 #### Targets
 
 What was to be reached on this GPU, and what the newest rows say, those below or in `floors.jsonl`, which has
-graphfuse alone. Cases in the last but one column would miss it if they only read and wrote what `spmm` does,
-in as many launches, and computed nothing; the number is what that takes. What stands in the way of others:
+graphfuse alone. For cases in the last but one column kernels that read and write what `spmm` does, in as many
+launches, and compute nothing miss it too; the number is theirs. What stands in the way of others:
 `benchmarks/results/nvidia-h200/limits.md` in the repository.
 `python -m benchmarks.targets`
 """

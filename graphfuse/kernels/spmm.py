@@ -31,7 +31,7 @@ from graphfuse.kernels.tiles import (
 #             optional operands; LOOPS, see formats.walk.row_masks, with loop_weight
 #   writes    out [num_rows, OUT_DIM]; slices of a cut window write partial ACC [16, BLOCK_DIM] to their slot
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
-#   order     entries left to right within a task, no atomics: bitwise reproducible
+#   order     steps left to right within a task, entries of one as `dealt`, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_window_kernel(
