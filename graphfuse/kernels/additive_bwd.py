@@ -27,9 +27,7 @@ from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
 from graphfuse.kernels.attention_bwd import both_at_once
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
-from graphfuse.kernels.additive_tiles import store_pieces
-from graphfuse.kernels.attention_tiles import LOG2_E, inverse
-from graphfuse.kernels.device import HALF
+from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
@@ -70,10 +68,7 @@ def _additive_delta_kernel(
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
-    if stats_ptr.dtype.element_ty == tl.bfloat16:
-        store_pieces(stats_ptr, place, live, top * LOG2_E, delta, own)
-    else:
-        store_quads(stats_ptr, place, live, top, norm, delta, own)
+    store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:
         d_a_dst = (1.0 - SLOPE) * product_of_rows(tilt, grad, live, DIM, ACC)
         tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
@@ -122,16 +117,9 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
     return shape.dropout > 0 and structures[1].walk.row_mask is not None
 
 
-def _in_pieces(structures: tuple[Structure, Structure], shape: Shape) -> bool:
-    # whether backward's kernel takes what it knows of receivers to tensor cores
-    windows = structures[1].walk.row_mask is not None
-    return windows and not shape.v2 and shape.dropout == 0 and shape.dtype in HALF
-
-
 def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape) -> Launch:
     w, keyed = structures[0].walk, _keyed(structures, shape)
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, keyed)
-    key += (_in_pieces(structures, shape),)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)
@@ -143,16 +131,12 @@ def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Sa
 
 
 def _stats(
-    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool, in_pieces: bool
+    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool
 ) -> tuple[Tensor, Tensor]:
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    shape_of = (*saved.softmax.shape[:2],)
-    if in_pieces:
-        stats = saved.softmax.new_empty(*shape_of, 8, dtype=torch.bfloat16)
-    else:
-        stats = saved.softmax.new_empty(*shape_of, 4)
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
@@ -202,9 +186,7 @@ def additive_bwd(
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
-    stats, d_a_dst = _stats(
-        delta, grad, given, saved, shape, _keyed(structures, shape), _in_pieces(structures, shape)
-    )
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape))
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
@@ -231,8 +213,7 @@ def _gat_bwd(
     plan = _gat_plan(structure, grad, given, shape, of_edges) if plans is None else plans.columns
     partial = None
     if plan.merge is not None:
-        acc = torch.float32 if stats.dtype == torch.bfloat16 else stats.dtype
-        partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1), dtype=acc)
+        partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
     if w.row_mask is not None:
         outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
         operands: tuple[Tensor | None, ...] = (a_src, x, grad, stats, seed)

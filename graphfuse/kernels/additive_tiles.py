@@ -88,36 +88,6 @@ def load_stats(stats_ptr, place, mask):
 
 
 @triton.jit
-def pieces_of(x):
-    # x as a sum of three pieces in bfloat16, exactly
-    first = x.to(tl.bfloat16)
-    rest = x - first.to(x.dtype)
-    second = rest.to(tl.bfloat16)
-    return first, second, (rest - second.to(x.dtype)).to(tl.bfloat16)
-
-
-@triton.jit
-def store_pieces(stats_ptr, place, live, exponent, delta, a_dst):
-    # a_dst in two pieces, of a half it needs no more; what is subtracted from exponents in three; delta in three
-    a0, a1, _ = pieces_of(a_dst)
-    e0, e1, e2 = pieces_of(exponent)
-    d0, d1, d2 = pieces_of(delta)
-    even = tl.join(tl.join(a0, e2), tl.join(e0, d1))
-    odd = tl.join(tl.join(a1, d0), tl.join(e1, d2))
-    pieces = tl.join(even, odd).reshape(place.shape[0], 8)
-    tl.store(stats_ptr + place[:, None] * 8 + tl.arange(0, 8)[None, :], pieces, mask=live[:, None])
-
-
-@triton.jit
-def load_pieces(stats_ptr, place, mask, FIRST: tl.constexpr, LAST: tl.constexpr):
-    total = tl.load(stats_ptr + place * 8 + LAST, mask=mask, other=0.0).to(tl.float32)
-    for nth in tl.static_range(LAST - FIRST):
-        piece = tl.load(stats_ptr + place * 8 + (LAST - 1 - nth), mask=mask, other=0.0)
-        total += piece.to(tl.float32)
-    return total
-
-
-@triton.jit
 def slopes(s, live, dp, shift, norm, delta, factor, PRECISE: tl.constexpr):
     # The derivative in the score s, and the weight as dropout left it; dp has been multiplied with `factor`.
     # Where the softmax sums to 1 an edge is all of its row: it must weigh 1 even if its score was added up in

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, exponent_rate, leaky_slope, load_pieces, load_stats
+from graphfuse.kernels.additive_tiles import exponent, exponent_rate, leaky_slope, load_stats
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     columns_last,
@@ -39,18 +39,9 @@ def loop_slopes(
 ):  # fmt: skip
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    place = rows.to(tl.int64) * HEADS + heads
-    if stats_ptr.dtype.element_ty == tl.bfloat16:
-        a_dst, lse = (
-            load_pieces(stats_ptr, place, mask_head, 0, 1),
-            load_pieces(stats_ptr, place, mask_head, 2, 4),
-        )
-        delta = load_pieces(stats_ptr, place, mask_head, 5, 7)
-    else:
-        lse, _, delta, a_dst = load_stats(stats_ptr, place, mask_head)
-        lse *= LOG2_E
+    lse, _, delta, a_dst = load_stats(stats_ptr, rows.to(tl.int64) * HEADS + heads, mask_head)
     u = own + a_dst
-    p = tl.where(mask_head, tl.exp2(exponent(u, SLOPE) - lse), 0.0)
+    p = tl.where(mask_head, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
     dp, dropped = tl.sum(x.to(ACC) * grad, -1, keep_dims=True), p
     if DROPOUT > 0:
         own_key, other_key = key_of(seed_ptr, rows, heads, True), key_of(seed_ptr, rows, heads, False)
@@ -68,49 +59,6 @@ def own_of_scores(own, GROUP: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.con
     if WARPS == 1:  # else a maximum would be one over warps
         own = tl.max(own, len(SHAPE) - 1, keep_dims=True)
     return own
-
-
-@triton.jit
-def pieces_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    # What receivers in `column` are known by, eight pieces of each head, as a right operand of products, in
-    # pairs of heads: [16, COLUMNS] or [GROUP / 2, 16, COLUMNS].
-    WIDTH: tl.constexpr = GROUP * 8 if GROUP > 1 else 16
-    offs = tl.arange(0, WIDTH)
-    mask = ((head + offs // 8 < HEADS) & (offs < GROUP * 8))[None, :]
-    at = stats_ptr + column.to(tl.int64)[:, None] * (HEADS * 8) + (head * 8 + offs)[None, :]
-    pieces = tl.trans(tl.load(at, mask=mask, other=0.0))
-    if GROUP > 2:
-        pieces = pieces.reshape(GROUP // 2, 16, pieces.shape[1])
-    return pieces
-
-
-@triton.jit
-def choice(
-    FIRST: tl.constexpr, LAST: tl.constexpr, SIGN: tl.constexpr, GROUP: tl.constexpr, ACC: tl.constexpr
-):
-    # A left operand that adds the pieces from FIRST to LAST of a head to each of its rows, times SIGN.
-    PAIR: tl.constexpr = 2 if GROUP > 1 else 1
-    row, k = tl.arange(0, PAIR * 16)[:, None], tl.arange(0, 16)[None, :]
-    its = (row // 16 == k // 8) & (k % 8 >= FIRST) & (k % 8 <= LAST)
-    ones = tl.where(its, SIGN, 0.0).to(ACC)
-    left, right = tl.zeros((PAIR * 16, 16), dtype=tl.bfloat16), tl.zeros((16, 16), dtype=tl.bfloat16)
-    if GROUP > 2:
-        ones = tl.broadcast_to(ones[None, :, :], (GROUP // 2, 32, 16))
-        left = tl.broadcast_to(left[None, :, :], (GROUP // 2, 32, 16))
-        right = tl.broadcast_to(right[None, :, :], (GROUP // 2, 16, 16))
-    return dot(left, right, ones, ACC).to(tl.bfloat16)
-
-
-@triton.jit
-def plus(acc, pieces, ones, GROUP: tl.constexpr, ACC: tl.constexpr):
-    # acc, scores, and of each column what `ones` chooses of its pieces
-    if GROUP == 1:
-        total = dot(ones, pieces, acc, ACC)
-    elif GROUP == 2:
-        total = dot(ones, pieces, acc.reshape(32, acc.shape[2]), ACC).reshape(acc.shape)
-    else:
-        total = dot(ones, pieces, acc.reshape(GROUP // 2, 32, acc.shape[2]), ACC).reshape(acc.shape)
-    return total
 
 
 @triton.jit
@@ -181,10 +129,6 @@ def gat_bwd_window_kernel(
         )
         dx = flat(loop_p, GROUP) * own_grad.to(ACC)
     x, own = resident(x, GROUP, WARPS, ACC), own_of_scores(own, GROUP, COLUMNS, WARPS, ACC)
-    BY_PRODUCTS: tl.constexpr = stats_ptr.dtype.element_ty == tl.bfloat16
-    if BY_PRODUCTS:
-        ones_u, ones_lse = choice(0, 1, 1.0, GROUP, ACC), choice(2, 4, -1.0, GROUP, ACC)
-        ones_delta = choice(5, 7, -1.0, GROUP, ACC)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
@@ -193,22 +137,14 @@ def gat_bwd_window_kernel(
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
-        if BY_PRODUCTS:
-            pieces = pieces_of_columns(stats_ptr, column, head, HEADS, GROUP)
-            u = plus(tl.broadcast_to(own, outside.shape), pieces, ones_u, GROUP, ACC)
-            rate = exponent_rate(u, SLOPE)
-            p = tl.exp2(u * rate + plus(outside, pieces, ones_lse, GROUP, ACC))
-            minus_delta = plus(tl.zeros_like(outside), pieces, ones_delta, GROUP, ACC)
-        else:
-            lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
-            u = own + a_dst
-            rate = exponent_rate(u, SLOPE)
-            p = tl.exp2(u * rate + (outside - lse * LOG2_E))
-            minus_delta = tl.broadcast_to(-delta, outside.shape)
+        lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
+        u = own + a_dst
+        rate = exponent_rate(u, SLOPE)
+        p = tl.exp2(u * rate + (outside - lse * LOG2_E))
         dropped = p
         if DROPOUT == 0:
             # of a row with one edge this is 0 but for the rounding of sums, which half precision will not see
-            ds = p * dot(x, columns_last(grad, GROUP), minus_delta, ACC)
+            ds = p * dot(x, columns_last(grad, GROUP), tl.broadcast_to(-delta, outside.shape), ACC)
         else:
             dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
             other_key = key.to(tl.uint32, bitcast=True)
