@@ -36,7 +36,6 @@ from graphfuse.kernels.tiles import (
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_window_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    first_column_ptr, first_mask_ptr,
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
     num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -49,8 +48,7 @@ def _spmm_window_kernel(
     mask_dim = offs_dim < DIM
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
     acc = window_sum(
-        x_ptr, column_ptr, row_mask_ptr, first_column_ptr, first_mask_ptr, col_scale_ptr, window, begin, end,
-        offs_dim, offs_dim < X_DIM,
+        x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, offs_dim < X_DIM,
         X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, LOOPS == 1, ACC,
     )  # fmt: skip
     if partial_ptr is not None:
@@ -217,16 +215,6 @@ def over_windows(
     return config, longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
 
 
-def first_steps(w, row_mask, step):
-    if w.num_entries == 0 or w.refilled or row_mask is None:
-        return None, None
-    begin, end = w.tasks[:, 1].long(), w.tasks[:, 2].long()
-    offs = begin[:, None] + torch.arange(step, device=begin.device)
-    live = offs < end[:, None]
-    offs = torch.minimum(offs, (end[:, None] - 1)).clamp_(0, w.num_entries - 1)
-    return w.column[offs].contiguous(), torch.where(live, row_mask[offs], 0).contiguous()
-
-
 def _plan(
     w: Walk,
     edges: EdgeOrder | None,
@@ -252,7 +240,7 @@ def _plan(
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
     if windows:
         row_mask, with_loops = row_masks(w, loops)
-        structure = (w.tasks, w.row_index, w.column, row_mask, *first_steps(w, row_mask, config.step))
+        structure = (w.tasks, w.row_index, w.column, row_mask)
         counts: tuple[int, ...] = (w.num_rows, num_loops)
         rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers

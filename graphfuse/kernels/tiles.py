@@ -240,8 +240,7 @@ def dealt(x, ROW_BYTES: tl.constexpr):
 
 @triton.jit
 def window_sum(
-    x_ptr, column_ptr, row_mask_ptr, first_column_ptr, first_mask_ptr, col_scale_ptr, window, begin, end,
-    offs_dim, mask_dim,
+    x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, mask_dim,
     X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -256,23 +255,13 @@ def window_sum(
     todo = 1
     while todo > 0:
         todo = 0
-        last = end
-        if first_column_ptr is not None:
-            place = tl.program_id(0).to(tl.int64) * COLUMNS
-            next_bits = tl.load(first_mask_ptr + place + places(COLUMNS, SIZE)).to(tl.int32)
-            last = tl.maximum(end, begin + 1)
-            tl.assume(last > begin)
-        else:
-            next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
-        for start in tl.range(begin, last, COLUMNS, num_stages=STAGES):
+        next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE).to(tl.int32)
+        for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
             bits = next_bits
             next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS, SIZE).to(tl.int32)
             # the last step re-reads the last entry: no other node's NaN can enter through a masked lane
             offs = tl.minimum(start + tl.arange(0, COLUMNS), end - 1)
-            at = column_ptr + offs
-            if first_column_ptr is not None:
-                at = tl.where(start == begin, first_column_ptr + place + tl.arange(0, COLUMNS), at)
-            column = tl.load(at)
+            column = tl.load(column_ptr + offs)
             if WITHOUT_LOOPS:
                 its_column = column
                 if SIZE == 32:

@@ -63,10 +63,7 @@ ALIGNED = [["tt.divisibility", 16]]  # what the JIT infers for pointers of the a
 WALKED = ("tasks_ptr", "column_ptr", "ptr_ptr", "merges_ptr", "edge_perm_ptr")
 WALKED += ("other_tasks_ptr", "other_column_ptr", "other_ptr_ptr")
 FLOATS = ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats_ptr")
-INDICES = dict.fromkeys((*WALKED, "first_column_ptr"), "*i32") | {
-    "row_mask_ptr": "*i16",
-    "first_mask_ptr": "*i16",
-}
+INDICES = dict.fromkeys(WALKED, "*i32") | {"row_mask_ptr": "*i16"}
 SIDES = ("own", "own_value", "other", "other_value")
 COUNTS = ("tasks", "other_tasks", "rows", "loops", "merges", "grads", "splits", "slices")
 PASSED = ("length", "split", "other_split", "weight_stride_out", "width", "dim")
