@@ -96,6 +96,7 @@ ALSO: dict[str, dict[str, Callable[[Any], Prepared]]] = {
         "additive": _pyg_additive,
         "spmm": _pyg_sum,
         "spmm_weighted": _pyg_sum,
+        "spmm_normalized": _pyg_sum,
         "spmm_gemm": _pyg_layer,
     },
     "flex_attention": {"attention": _flex_attention},

@@ -14,6 +14,7 @@ from benchmarks.rows import Case
 SAYS = {
     "spmm": "A sum over neighbours.",
     "spmm_weighted": "A sum over neighbours with a weight for each edge.",
+    "spmm_normalized": "A sum over neighbours with a factor for each end of an edge, as in GCNConv.",
     "spmm_gemm": "A sum over neighbours, followed by a dense layer.",
     "attention": "Sparse attention on given q, k and v.",
     "additive": "The attention of GAT, GATv2 and AGNN on given rows.",

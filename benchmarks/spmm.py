@@ -1,4 +1,4 @@
-"""Aggregation: plain, with edge weights, and followed by a dense layer."""
+"""Aggregation: plain, with edge weights, normalised as in GCNConv, and followed by a dense layer."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Inputs:
     x: Tensor
     edge_weight: Tensor | None
     cotangent: Tensor | None  # None: forward only
+    factor: Tensor | None = None  # of each node; those of an edge's ends make its weight
 
     def run(self, product: Callable[[Tensor], Tensor], path: str = "-") -> Prepared:
         """``product`` of x and, with a cotangent, its gradient in x."""
@@ -48,16 +49,21 @@ class Inputs:
         return Prepared(call, call, path)
 
 
-def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted: bool = False) -> Problem:
+def _problem(
+    graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted: bool = False, normalized: bool = False
+) -> Problem:
     loaded = graphs.load(graph, device())
     random = torch.Generator(device()).manual_seed(0)
     size = (loaded.num_nodes, head_dim)
     x, cotangent = (torch.randn(size, device=device(), generator=random).to(dtype) for _ in range(2))
-    weight = None
+    weight = factor = None
     if weighted:
         weight = torch.rand(loaded.num_edges, device=device(), generator=random).to(dtype)
     backward = mode == "fwd+bwd"
     source, target = loaded.edge_index
+    if normalized:
+        factor = torch.bincount(target, minlength=loaded.num_nodes).clamp(min=1).float().rsqrt()
+        weight = factor[source] * factor[target]  # what is exact is not rounded
     expected = [_expected(truth.sample(target, source, size[0]), x, weight, 2.0)]
     if backward:
         expected.append(_expected(truth.sample(source, target, size[0]), cotangent, weight, 3.0))
@@ -77,11 +83,14 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
             facts["extra"] |= {f"launch_{n}_ms": floors.launch_ms(n, device()) for n in (1, 2)}
     gathered = loaded.num_edges if rows else windows.num_entries
     per_pass = (gathered + loaded.num_nodes) * head_dim * dtype.itemsize + gathered * (4 if rows else 6)
-    if weight is not None:
+    if factor is not None:
+        per_pass += (gathered + loaded.num_nodes) * factor.itemsize
+    elif weight is not None:
         per_pass += weight.nbytes
+    weight = None if weight is None else weight.to(dtype)
     return Problem(
         facts=facts,
-        inputs=Inputs(loaded, x, weight, cotangent if backward else None),
+        inputs=Inputs(loaded, x, weight, cotangent if backward else None, factor),
         device=device(),
         check=lambda results: truth.worst(expected, results),
         floor_ms=floor_ms,
@@ -91,6 +100,10 @@ def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted:
 
 def _weighted_problem(**case: Any) -> Problem:
     return _problem(**case, weighted=True)
+
+
+def _normalized_problem(**case: Any) -> Problem:
+    return _problem(**case, normalized=True)
 
 
 def _expected(at: truth.Rows, x: Tensor, weight: Tensor | None, factor: float) -> truth.Expected:
@@ -104,6 +117,8 @@ def _path(x: Tensor) -> str:
 
 def _graphfuse(i: Inputs) -> Prepared:
     windows = i.graph.windows
+    if i.factor is not None:
+        return i.run(lambda x: ops.spmm(windows, x, row_scale=i.factor, col_scale=i.factor), _path(i.x))
     return i.run(lambda x: ops.spmm(windows, x, i.edge_weight), _path(i.x))
 
 
@@ -142,6 +157,21 @@ Bench(
         }
     ],
     problem=_weighted_problem,
+    providers={"graphfuse": _graphfuse, "pyg": _pyg, "torch.sparse": _torch_sparse},
+)
+
+
+Bench(
+    name="spmm_normalized",
+    sweep=[
+        {
+            "graph": ("cora", "pubmed", "github", "blogcatalog3", "ego-twitter", "dblp-2010", "reddit"),
+            "head_dim": (64, 128),
+            "dtype": _DTYPES,
+            "mode": _MODES,
+        }
+    ],
+    problem=_normalized_problem,
     providers={"graphfuse": _graphfuse, "pyg": _pyg, "torch.sparse": _torch_sparse},
 )
 

@@ -181,6 +181,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("additive", {"kind": "agnn", "shape": (1, 8)}),
         ("spmm", {"head_dim": 16, "mode": "fwd+bwd"}),
         ("spmm_weighted", {"head_dim": 16}),
+        ("spmm_normalized", {"head_dim": 16, "mode": "fwd+bwd"}),
         ("spmm_gemm", {"shape": (24, 16)}),
     ],
     ids=lambda of: of if isinstance(of, str) else "-".join(map(str, of.values())),
