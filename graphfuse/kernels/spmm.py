@@ -363,8 +363,8 @@ def spmm(
     dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
     x_dim = launch.gathered_width(*sizes, dim, x.element_size())
     scale = None
-    if x.element_size() > 2 and col_scale is not None and w.row_mask is not None and launch.copy_pays(*sizes):
-        # windows would scale the rows in each step of the loop
+    if col_scale is not None and w.row_mask is not None and launch.copy_pays(*sizes):
+        # windows would scale the rows in each step of the loop, and copy them through registers for it
         scale, col_scale = col_scale.contiguous(), None
     if scale is not None or x_dim != dim:
         x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]

@@ -40,8 +40,7 @@ class Sums:
         w, kernels = self.walk, _aggregate.kernels()
         self.scales = kernels.Scales(None, loop_weight, how.row_scale, how.col_scale)
         # else rows are copied first, or a product follows the kernels
-        aligned = how.out_dtype.itemsize == 2 and dim % 8 == 0 and (out_dim is None or out_dim % 8 == 0)
-        copied = not aligned and launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
+        copied = launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
         self.direct = not copied and self.order is not GemmOrder.AGGREGATE and kernels.aligned(*self.scales)
 
     def __call__(
