@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch_geometric.typing
@@ -49,19 +49,18 @@ class Inputs:
         return Prepared(call, call, path)
 
 
-def _problem(
-    graph: str, head_dim: int, dtype: torch.dtype, mode: str, weighted: bool = False, normalized: bool = False
-) -> Problem:
+def _problem(graph: str, head_dim: int, dtype: torch.dtype, mode: str, edges: str = "plain") -> Problem:
     loaded = graphs.load(graph, device())
     random = torch.Generator(device()).manual_seed(0)
     size = (loaded.num_nodes, head_dim)
     x, cotangent = (torch.randn(size, device=device(), generator=random).to(dtype) for _ in range(2))
+    weighted = edges == "weighted"  # with numbers that no node has
     weight = factor = None
     if weighted:
         weight = torch.rand(loaded.num_edges, device=device(), generator=random).to(dtype)
     backward = mode == "fwd+bwd"
     source, target = loaded.edge_index
-    if normalized:
+    if edges == "normalized":
         factor = torch.bincount(target, minlength=loaded.num_nodes).clamp(min=1).float().rsqrt()
         weight = factor[source] * factor[target]  # what is exact is not rounded
     expected = [_expected(truth.sample(target, source, size[0]), x, weight, 2.0)]
@@ -96,14 +95,6 @@ def _problem(
         floor_ms=floor_ms,
         bytes_moved=per_pass * (1 + backward),
     )
-
-
-def _weighted_problem(**case: Any) -> Problem:
-    return _problem(**case, weighted=True)
-
-
-def _normalized_problem(**case: Any) -> Problem:
-    return _problem(**case, normalized=True)
 
 
 def _expected(at: truth.Rows, x: Tensor, weight: Tensor | None, factor: float) -> truth.Expected:
@@ -156,7 +147,7 @@ Bench(
             "mode": _MODES,
         }
     ],
-    problem=_weighted_problem,
+    problem=functools.partial(_problem, edges="weighted"),
     providers={"graphfuse": _graphfuse, "pyg": _pyg, "torch.sparse": _torch_sparse},
 )
 
@@ -171,7 +162,7 @@ Bench(
             "mode": _MODES,
         }
     ],
-    problem=_normalized_problem,
+    problem=functools.partial(_problem, edges="normalized"),
     providers={"graphfuse": _graphfuse, "pyg": _pyg, "torch.sparse": _torch_sparse},
 )
 
