@@ -27,7 +27,7 @@ from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import build, walk
-from graphfuse.kernels import float32_rows, launch
+from graphfuse.kernels import copies, float32_rows, launch
 from graphfuse.nn import GraphTransformerLayer, TransformerConv, _projection
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
@@ -208,7 +208,7 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
     x = torch.randn(40, 2, 7, device=on).half().requires_grad_()
     terms, scale = torch.randn(40, 2, device=on).half().requires_grad_(), torch.rand(40, device=on)
     with (
-        mock.patch.object(launch, "copy_pays", lambda *sizes: True),
+        mock.patch.object(copies, "copy_pays", lambda *sizes: True),
         mock.patch.object(launch, "prefers_rows", lambda *sizes: False),
         mock.patch.object(launch, "gat_prefers_rows", lambda *sizes: False),
         mock.patch.object(walk, "_CLEARED", 0),

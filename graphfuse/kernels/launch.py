@@ -20,8 +20,6 @@ from graphfuse.kernels.walk_rules import attention_prefers_rows as attention_pre
 from graphfuse.kernels.walk_rules import gat_prefers_rows as gat_prefers_rows
 from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
-# Entries from which on a copy of x, a launch of some microseconds, costs little beside gathering its rows.
-_COPIED = 1 << 17
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
 MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
@@ -38,23 +36,6 @@ class Config(NamedTuple):
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
-
-
-def copy_pays(num_entries: int, num_rows: int, num_cols: int) -> bool:
-    """Whether rows are gathered so often that it pays to copy all of them first, for a faster gather."""
-    return num_entries >= max(_COPIED, 8 * max(num_rows, num_cols))
-
-
-def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, size: int) -> int:
-    """Features of a row as it is gathered: ``dim``, or more that are 0, so that rows start on 16 bytes.
-
-    Rows that start anywhere are loaded in pieces of 2 or 4 bytes. 41 features of half precision took 2.1 to
-    3 times as long as 48, of float32 1.6 to 3.7 times (results/nvidia-h200/odd_widths.md).
-    """
-    row = dim * size
-    if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
-        return dim
-    return -(-row // 16) * 16 // size
 
 
 @functools.cache

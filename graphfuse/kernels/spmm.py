@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
-from graphfuse.kernels import launch
+from graphfuse.kernels import copies, launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, store_slice
 from graphfuse.kernels.row_tiles import first_columns, row_sum
@@ -361,11 +361,11 @@ def spmm(
                 keep_aggregate, out_dtype,
             )  # fmt: skip
     dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
-    x_dim = launch.gathered_width(*sizes, dim, x.element_size())
+    x_dim = copies.gathered_width(*sizes, dim, x.element_size())
     scale = None
-    if col_scale is not None and w.row_mask is not None and launch.copy_pays(*sizes):
-        # windows would scale the rows in each step of the loop, and copy them through registers for it
-        scale, col_scale = col_scale.contiguous(), None
+    if col_scale is not None and w.row_mask is not None:
+        if x_dim != dim or copies.scaled_copy_pays(*sizes, x.element_size()):
+            scale, col_scale = col_scale.contiguous(), None
     if scale is not None or x_dim != dim:
         x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]
     # an expanded gradient is not contiguous, say

@@ -249,6 +249,8 @@ def window_sum(
     row = tl.arange(0, 16)
     bit = 1 << rows_of_product(ACC)
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    # Factors of float16 go up to 255 here, and keep their bits down to 2^-22, as 1 / degree may be.
+    RAISED: tl.constexpr = 256.0 if x_ptr.dtype.element_ty == tl.float16 else 1.0
     acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
     # This loop runs once. Without it, where a step has fewer columns than a warp has lanes, the compiler for
     # GPUs branches around each copy of columns: a tenth more instructions.
@@ -271,13 +273,20 @@ def window_sum(
                 column, bits = dealt(column, BLOCK_DIM * 2), dealt(bits, BLOCK_DIM * 2)
             offs_x = column[:, None].to(tl.int64) * X_STRIDE + offs_dim[None, :]
             x = tl.load(x_ptr + offs_x, mask=mask_dim[None, :], other=0.0)
+            weight = 1.0
             if col_scale_ptr is not None:
                 scale = tl.load(col_scale_ptr + column).to(ACC)
-                x = (x.to(ACC) * scale[:, None]).to(x_ptr.dtype.element_ty)
+                if SIZE == 16:  # in the tile, where there are fewer numbers than in x
+                    weight = (scale * RAISED).to(x.dtype)[None, :]
+                else:  # which would have to be cut in pieces, too
+                    x = x * scale[:, None]
             valid = (bits[None, :] & bit[:, None]) != 0
-            acc = dot_exact(placed(tl.where(valid, 1.0, 0.0).to(x.dtype)), x, acc, ACC)
+            acc = dot_exact(placed(tl.where(valid, weight, 0.0).to(x.dtype)), x, acc, ACC)
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows through the dot. Then, and only then,
-    # sum again entry by entry and let each row see its own neighbours alone.
+    # sum again entry by entry and let each row see its own neighbours alone. So, too, where a factor is too
+    # large for half precision.
+    if col_scale_ptr is not None:
+        acc *= 1.0 / RAISED
     if not finite(acc):
         acc = tl.zeros((16, BLOCK_DIM), dtype=ACC)
         for entry in tl.range(begin, end):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk
-from graphfuse.kernels import launch
+from graphfuse.kernels import copies
 
 
 def contiguous_heads(x: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def contiguous_heads(x: Tensor) -> Tensor:
 
 def width_of(w: Walk, x: Tensor) -> int:
     """Features of a head of ``x`` as it is gathered over ``w``, those that are 0 included."""
-    return launch.gathered_width(w.num_entries, w.num_rows, w.num_cols, x.size(2), x.element_size())
+    return copies.gathered_width(w.num_entries, w.num_rows, w.num_cols, x.size(2), x.element_size())
 
 
 def padded(w: Walk, x: Tensor, width: int) -> Tensor:

@@ -11,7 +11,7 @@ from graphfuse.formats import RowWindows
 from graphfuse.formats.cache import pin_if_capturing
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import Walks
-from graphfuse.kernels import launch
+from graphfuse.kernels import copies
 from graphfuse.kernels.orders import GemmOrder
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
@@ -40,7 +40,10 @@ class Sums:
         w, kernels = self.walk, _aggregate.kernels()
         self.scales = kernels.Scales(None, loop_weight, how.row_scale, how.col_scale)
         # else rows are copied first, or a product follows the kernels
-        copied = launch.copy_pays(w.num_entries, w.num_rows, w.num_cols)
+        sizes, size = (w.num_entries, w.num_rows, w.num_cols), how.out_dtype.itemsize
+        wider = any(copies.gathered_width(*sizes, one, size) != one for one in {dim, out_dim or dim})
+        scaled = how.col_scale is not None and w.row_mask is not None
+        copied = wider or (scaled and copies.scaled_copy_pays(*sizes, size))
         self.direct = not copied and self.order is not GemmOrder.AGGREGATE and kernels.aligned(*self.scales)
 
     def __call__(

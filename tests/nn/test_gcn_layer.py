@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows
-from graphfuse.kernels import launch, orders
+from graphfuse.kernels import copies, orders
 from graphfuse.nn import GCNConv
 from graphfuse.ops import _aggregate, gcn_layer
 from graphfuse.testing import GRAPHS
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_op(
     layer = GCNConv(in_dim, out_dim, bias=case != "without bias").to(device)
     x, grad = torch.randn(num_nodes, in_dim, device=device), torch.randn(num_nodes, out_dim, device=device)
     if case == "rows are copied":
-        monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+        monkeypatch.setattr(copies, "copy_pays", lambda *_: True)
     if case == "products follow":
         monkeypatch.setattr(orders, "gemm_order", lambda *_: orders.GemmOrder.AGGREGATE)
     if case == "strided":
@@ -80,7 +80,7 @@ def test_where_no_launch_is_at_hand(
     pytest.importorskip("triton")
     edges, (num_nodes, _) = GRAPHS["ragged"](device)
     if reason == "rows are copied":
-        monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+        monkeypatch.setattr(copies, "copy_pays", lambda *_: True)
     walks = RowWindows.from_edge_index(edges, (num_nodes, num_nodes)).walks(False, False)
     how = _aggregate.Aggregation(walks, None, None, False, False, torch.float32)
     sums = gcn_layer.Sums(how, None, 5, 300 if reason == "a product follows" else None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows
-from graphfuse.kernels import float32_rows, launch
+from graphfuse.kernels import copies, float32_rows
 from graphfuse.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, TransformerConv
 from graphfuse.ops import agnn_layer, gat_layer, gatv2_layer, gcn_layer, transformer_layer
 from tests.nn._layers import EDGES
@@ -174,7 +174,7 @@ def test_rows_that_are_copied_before_they_are_gathered(
     layer: Any, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = run(layer, x, EDGES.roll(1, 1))
-    monkeypatch.setattr(launch, "copy_pays", lambda *_: True)
+    monkeypatch.setattr(copies, "copy_pays", lambda *_: True)
     found = run(layer, x, EDGES.roll(2, 1))  # equal edges would find what was prepared
     atol = 1e-4 if x.is_cuda else 2e-5  # sums are in another order on a GPU
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=atol)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphfuse import ops, reference
-from graphfuse.kernels import launch, orders
+from graphfuse.kernels import copies, launch, orders
 from graphfuse.ops._heads import contiguous_heads
 from graphfuse.testing import check
 from tests.ops import test_attention, test_edge_attention
@@ -30,7 +30,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         widths.append((x.size(2), width))
         return kernel(plans, x, width, *scale)
 
-    monkeypatch.setattr(launch, "copy_pays", lambda *sizes: True)
+    monkeypatch.setattr(copies, "copy_pays", lambda *sizes: True)
     monkeypatch.setattr("graphfuse.ops._heads._gathered", lambda: noted)
     monkeypatch.setattr(spmm, "gathered", noted)
     return widths
@@ -56,6 +56,21 @@ def test_spmm(
         assert set(copied) == {(dim, width)}
     else:
         assert set(copied) == ({(dim, width)} if dim != width else set())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_are_scaled_where_columns_have_many_entries(
+    dtype: torch.dtype,
+    walked: str,
+    device: torch.device,
+    copied: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_spmm("ragged", device, dtype, 8, weighted=False, loops=True)
+    assert not copied
+    monkeypatch.setattr(copies, "scaled_copy_pays", lambda *sizes: True)
+    check_spmm("ragged", device, dtype, 8, weighted=False, loops=True)
+    assert set(copied) == ({(8, 8)} if walked == "windows" else set())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -202,10 +217,17 @@ def test_rows_of_any_width_are_copied(device: torch.device) -> None:
 
 def test_which_graphs_copy() -> None:
     many = (1 << 20, 10_000, 10_000)
-    assert launch.gathered_width(*many, 41, 2) == 48
-    assert launch.gathered_width(*many, 602, 2) == 608
-    assert launch.gathered_width(*many, 41, 4) == 44
+    assert copies.gathered_width(*many, 41, 2) == 48
+    assert copies.gathered_width(*many, 602, 2) == 608
+    assert copies.gathered_width(*many, 41, 4) == 44
     for dim, size in ((40, 2), (100, 2), (602, 4), (3, 2), (1, 4)):  # pieces of 8 bytes, or few of them
-        assert launch.gathered_width(*many, dim, size) == dim
-    assert launch.gathered_width(10_000, 100, 100, 41, 2) == 41  # a launch would cost more
-    assert launch.gathered_width(1 << 20, 10_000, 200_000, 41, 2) == 41  # rows are hardly read twice
+        assert copies.gathered_width(*many, dim, size) == dim
+    assert copies.gathered_width(10_000, 100, 100, 41, 2) == 41  # a launch would cost more
+    assert copies.gathered_width(1 << 20, 10_000, 200_000, 41, 2) == 41  # rows are hardly read twice
+
+
+def test_which_graphs_scale_what_they_copy() -> None:
+    reddit, twitter = (54_935_245, 232_965, 232_965), (1_341_115, 81_306, 81_306)
+    assert copies.scaled_copy_pays(*reddit, 2) and copies.scaled_copy_pays(*reddit, 4)
+    assert not copies.scaled_copy_pays(*twitter, 2) and copies.scaled_copy_pays(*twitter, 4)
+    assert not copies.scaled_copy_pays(1 << 20, 1_000, 1_000, 2)  # a launch would cost more
