@@ -285,7 +285,8 @@ def _of_spmm() -> Iterator[Case]:
             for options in ((), ("edge_weight",)):
                 yield Case("spmm", walk, dtype, (dim,), options, patches)
     for dtype in DTYPES:
-        yield Case("spmm", "windows-few", dtype, (64,), ("scaled",), _LOADS[Load.FEW])
+        for load in (Load.FEW, Load.TINY):
+            yield Case("spmm", f"windows-{load.name.lower()}", dtype, (64,), ("scaled",), _LOADS[load])
         yield Case("spmm", "rows", dtype, (33,), ("edge_weight", "scaled"), _ROWS["rows"])
 
 

@@ -58,9 +58,15 @@ def power_of_two(n: int, least: int = 1) -> int:
 
 
 @functools.cache
-def spmm_window(dim: int, size: int, out_dim: int | None, load: Load) -> Config:
-    """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes."""
+def spmm_window(dim: int, size: int, out_dim: int | None, load: Load, scaled: bool = False) -> Config:
+    """Window kernel of :func:`graphfuse.kernels.spmm.spmm`, elements of ``size`` bytes.
+
+    ``scaled``: with factors of columns.
+    """
     config = _spmm_window(dim, size, out_dim, load)
+    if scaled and size == 2 and out_dim is None and load is Load.TINY and config.block_dim == 64:
+        # steps of 16 would load the columns twice, once for their rows and once for their factors
+        config = config._replace(step=32, stages=2, registers=96)
     unaligned = dim * size % 16 != 0
     if size == 2 and out_dim is None and unaligned and dim * size % 8 == 0:
         return config._replace(registers=None)

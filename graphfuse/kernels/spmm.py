@@ -198,7 +198,7 @@ class Scales(NamedTuple):
 
 
 def over_windows(
-    w: Walk, dim: int, x_dim: int, size: int, out_dim: int | None = None
+    w: Walk, dim: int, x_dim: int, size: int, out_dim: int | None = None, scaled: bool = False
 ) -> tuple[launch.Config, Walk]:
     """How windows are walked for sums of ``dim`` features, and with which slices.
 
@@ -208,9 +208,10 @@ def over_windows(
         x_dim: Features of a row as it is gathered.
         size: Bytes of one.
         out_dim: Those of a product in the same kernel.
+        scaled: Whether columns have factors.
     """
     load = launch.load(w.tasks.size(0), w.num_entries)
-    config = launch.spmm_window(x_dim, size, out_dim, load)
+    config = launch.spmm_window(x_dim, size, out_dim, load, scaled)
     blocks = -(-dim // config.block_dim)
     return config, longer_slices(w, launch.spmm_slices(blocks, size, w.tasks.size(0), w.num_slots, load))
 
@@ -226,12 +227,13 @@ def _plan(
     x_dim: int,
     relu: bool,
     loops: bool,
+    scaled: bool,
     keep_aggregate: bool,
     out_dtype: torch.dtype,
 ) -> Plan:
     windows = w.row_mask is not None
     if windows:
-        config, w = over_windows(w, dim, x_dim, dtype.itemsize, out_dim)
+        config, w = over_windows(w, dim, x_dim, dtype.itemsize, out_dim, scaled)
     else:
         config = launch.spmm_row(x_dim, out_dim, w.num_rows, w.num_entries, w.tasks.size(0))
     blocks = -(-dim // config.block_dim)
@@ -290,7 +292,8 @@ def plan_of(
         out_dtype: That of the result.
     """
     out_dim, strides = (None, (0, 0)) if weight is None else (weight.size(0), weight.stride())
-    shape = (dim, x.dtype, out_dim, strides, x.stride(0), x.size(1), relu, scales.loop_weight is not None)
+    there = (scales.loop_weight is not None, scales.col_scale is not None)
+    shape = (dim, x.dtype, out_dim, strides, x.stride(0), x.size(1), relu, *there)
     dtypes = [None if vector is None else vector.dtype for vector in (*scales, bias)]
     key = ("spmm", *shape, keep_aggregate, out_dtype, *dtypes)
     plan: Plan | None = w.plans.get(key)

@@ -60,6 +60,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
     for load in Load:
         config = launch.spmm_window(dim, size, out_dim, load)
         yield case(spmm._spmm_window_kernel, config, 16, bare, f"{load.name}-bare")
+        config = launch.spmm_window(dim, size, out_dim, load, scaled=True)
         yield case(spmm._spmm_window_kernel, config, 16, full, f"{load.name}-full")
     yield merge(16, "windows")
     shapes = {"few": (1, 1, 0), "hubs": (1, 1, 1), "many": (10**6, 10**6, 0), "long": (10**6, 10**9, 0)}

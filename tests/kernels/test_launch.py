@@ -105,6 +105,15 @@ def test_rows_that_start_anywhere_are_told_no_bound(load: launch.Load, dropout: 
         assert (row.registers, row.warps) == (most, 1)
 
 
+def test_steps_of_sixteen_columns_have_no_factors() -> None:
+    """They would load each column twice (results/nvidia-h200/factors.md): on dblp-2010."""
+    for dim in (33, 40, 64):
+        plain, scaled = (launch.spmm_window(dim, 2, None, launch.Load.TINY, f) for f in (False, True))
+        assert (plain.step, scaled.step) == (16, 32)
+        assert (scaled.registers == 96) == (dim % 8 == 0)
+    assert launch.spmm_window(64, 4, None, launch.Load.TINY, True).step == 16
+
+
 def test_products_stay_out_of_row_kernels_of_many_rows() -> None:
     """Each row reads all of W (results/nvidia-h200/gemm_by_rows.md): on github, and on Cora."""
     for dim, out_dim, keep, order in (

@@ -28,7 +28,7 @@ class Draw:
     def __init__(self, seed: int, dtypes: list[torch.dtype], device: torch.device) -> None:
         self.of = random.Random(seed)
         self.device = device
-        self.numbers = torch.Generator(device).manual_seed(seed)
+        self.numbers = torch.Generator().manual_seed(seed)  # the same on each device
         self.dtype = self.of.choice(dtypes)
         self.num_src = self.of.choice([5, 17, 33, 48, 70])
         self.num_dst = self.of.choice([self.num_src] * 3 + [16, 31, 64])
@@ -46,11 +46,11 @@ class Draw:
         return RowWindows.from_edge_index(self.edge_index, size, reorder=self.of.choice(ORDERS))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        drawn = torch.randn(shape, device=self.device, generator=self.numbers)
+        drawn = torch.randn(shape, generator=self.numbers).to(self.device)
         return (drawn * self.of.choice([0.3, 1.0, 1.0, 3.0])).to(dtype or self.dtype).requires_grad_()
 
     def factors(self, length: int) -> Tensor:
-        drawn = torch.rand(length, device=self.device, generator=self.numbers)
+        drawn = torch.rand(length, generator=self.numbers).to(self.device)
         return (drawn + 0.1) * self.of.choice([0.01, 1.0, 10.0])
 
     def maybe(self, likely: float = 0.4) -> bool:
