@@ -88,6 +88,26 @@ def test_where_no_launch_is_at_hand(
     assert gcn_layer.Sums(how, None, 5, 9).direct == (reason != "rows are copied")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_factors_leave_no_launch_at_hand_where_they_are_copied(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    pytest.importorskip("triton")
+    edges, (num_nodes, _) = GRAPHS["ragged"](device)
+    scale = torch.rand(num_nodes, device=device)
+    windows = RowWindows.from_edge_index(edges, (num_nodes, num_nodes))
+    for rows in (False, True):
+        walks = windows.walks(rows, False)
+        how = _aggregate.Aggregation(walks, scale, scale, False, False, dtype)
+        for pays in (False, True):
+            monkeypatch.setattr(copies, "scaled_copy_pays", lambda *_, pays=pays: pays)
+            assert gcn_layer.Sums(how, None, 8, None).direct == (rows or not pays)
+            assert gcn_layer.Sums(how._replace(col_scale=None), None, 8, None).direct
+    monkeypatch.setattr(copies, "copy_pays", lambda *_: True)
+    assert not gcn_layer.Sums(how, None, 9, None).direct
+    assert not gcn_layer.Sums(how, None, 8, 9).direct
+
+
 def test_a_launch_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     pytest.importorskip("triton")
     kernels, found = _aggregate.kernels(), list[Any]()
