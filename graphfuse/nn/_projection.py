@@ -53,10 +53,11 @@ def mapped(x: Tensor, lin: Any) -> Tensor:
         found: Tensor = lin(x)
         return found
     parameters = lin._parameters
-    return _affine(x, parameters["weight"], parameters["bias"])
+    return affine(x, parameters["weight"], parameters["bias"])
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x W^T + b`` of dense or sparse rows."""
     if x.layout is not torch.strided:
         return affine_of_sparse(x, weight, bias)
     if bias is None or not sums_quickly(x, weight.size(0), bias):
@@ -81,7 +82,7 @@ def stacked(x: Tensor, layers: list[Any], head_dim: int) -> Sequence[Tensor]:
         return [lin(x).view(-1, num_heads, head_dim) for lin, num_heads in zip(layers, heads, strict=True)]
     bias = None if biases[0] is None else torch.cat(biases)
     # split, not slices: its backward is one concatenation
-    rows = _affine(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
+    rows = affine(x, torch.cat(weights), bias).view(-1, sum(heads), head_dim)
     return rows.split_with_sizes(heads, 1)
 
 

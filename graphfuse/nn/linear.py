@@ -7,8 +7,7 @@ from torch import Tensor
 from torch_geometric.nn.dense.linear import Linear as PyGLinear
 
 from graphfuse.formats.environment import is_on
-from graphfuse.nn._dispatch import SPARSE_LAYOUTS
-from graphfuse.nn._sparse_features import affine_of_sparse
+from graphfuse.nn._projection import affine
 
 
 class Linear(PyGLinear):
@@ -18,8 +17,9 @@ class Linear(PyGLinear):
     takes more time than the aggregations. A ``torch.sparse`` matrix (COO, CSR or CSC) is mapped by
     :func:`graphfuse.ops.spmm` over row windows of its entries, which are built once for a matrix object: no
     dense features are made, and a CUDA graph can be captured, forward and backward. Anything else is
-    PyTorch's product, as in PyG, and so is all with ``GRAPHFUSE_DISABLE=1``. Constructor, ``state_dict`` and
-    initialisation are PyG's, and those of :class:`torch.nn.Linear` but for names of arguments.
+    PyTorch's product, as in PyG, where a kernel sums up the gradient of the bias if rows are many; and so is
+    all with ``GRAPHFUSE_DISABLE=1``. Constructor, ``state_dict`` and initialisation are PyG's, and those of
+    :class:`torch.nn.Linear` but for names of arguments.
 
     Args:
         in_channels: Size of each input row; ``-1`` derives it from the first input.
@@ -36,11 +36,11 @@ class Linear(PyGLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps the rows of ``x``, whose last dimension is ``in_channels``."""
-        if not torch.jit.is_scripting() and _aggregates(x):
-            return affine_of_sparse(x, self.weight, self.bias)
+        if not torch.jit.is_scripting() and _is_matrix(x):
+            return affine(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
 @torch.jit.unused
-def _aggregates(x: Tensor) -> bool:
-    return x.layout in SPARSE_LAYOUTS and x.dim() == 2 and not is_on("GRAPHFUSE_DISABLE")
+def _is_matrix(x: Tensor) -> bool:
+    return x.dim() == 2 and not is_on("GRAPHFUSE_DISABLE")

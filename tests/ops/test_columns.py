@@ -144,6 +144,36 @@ def test_projections_leave_the_gradient_of_a_bias_to_the_kernel(
         torch.testing.assert_close(our, their, **close)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dense_layer_leaves_the_gradient_of_its_bias_to_the_kernel(
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lin = graphfuse.nn.Linear(9, 7).to(device, dtype)
+    x = torch.randn(40, 9, device=device).to(dtype).requires_grad_()
+    grad = torch.randn(40, 7, device=device).to(dtype)
+
+    def results() -> list[Tensor]:
+        out = lin(x)
+        return [out.detach(), *torch.autograd.grad(out, [x, *lin.parameters()], grad)]
+
+    calls = launches(monkeypatch)
+    ours = results()
+    assert calls == ["column_sums"]
+    with torch.no_grad():
+        assert torch.equal(lin(x), ours[0])
+    monkeypatch.setenv("GRAPHFUSE_DISABLE", "1")
+    theirs = results()
+    assert calls == ["column_sums"]
+    monkeypatch.delenv("GRAPHFUSE_DISABLE")
+    monkeypatch.setattr(module, "LARGE", 40 * 7 + 1)
+    torch.testing.assert_close(results(), theirs, rtol=0, atol=0)
+    assert calls == ["column_sums"]
+    for our, their in zip(ours[:3], theirs[:3], strict=True):
+        assert torch.equal(our, their)
+    eps = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(ours[3], grad.double().sum(0).to(dtype), rtol=eps, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"concat": False}, {"residual": True}], ids=str)
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
 def test_layers_add_their_bias_with_the_kernel(
