@@ -28,8 +28,7 @@ def agnn_layer(x: Tensor, beta: Tensor, windows: RowWindows, self_loops: bool) -
     Returns:
         A tensor like ``x``, or None where the layer has to be composed of its parts.
     """
-    # of any size: the kernels are those of its parts, and one less
-    if not runs_whole(x, min(x.numel(), 1), beta) or x.device != windows.device:
+    if not runs_whole(x, x.numel(), beta) or x.device != windows.device:
         return None
     out: Tensor = _apply(windows, attention.How(1.0, 0.0, self_loops), x, beta)
     return out
@@ -46,11 +45,10 @@ class AgnnLayer(torch.autograd.Function):
         query, inverse = unit_rows.scaled(x, beta, unit_rows.least_length(x.dtype))
         # the rows of x serve as keys and as values, and are read once
         given = attention.Operands(query, x, x, None, None, None, inverse.unsqueeze(1))
-        # twice: backward needs the result, which whoever gets it may change in place
-        ctx.ready, results, out = attention_forward(windows, how, (1, x.size(1)), given, twice=True)
+        ctx.ready, results, _ = attention_forward(windows, how, (1, x.size(1)), given)
         ctx.save_for_backward(beta, query, x, given.key_scale, *results)
-        assert out is not None
-        return out
+        # a copy: backward needs the result, which whoever gets it may change in place
+        return results[0].clone()
 
     @staticmethod
     @once_differentiable
