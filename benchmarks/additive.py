@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from benchmarks import floors, graphs, truth
+from benchmarks import floors, gat_moves, graphs, truth
 from benchmarks.baselines import PygAdditive
 from benchmarks.bench import Bench, Prepared, Problem, device
 from benchmarks.spmm import scatter_installed
@@ -88,6 +88,8 @@ def _problem(
         for name, size in sizes.items():
             facts["extra"][name] = floors.gather_ms(loaded.windows, rows, size)
         floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward)
+        if kind == "gat" and dropout == 0 and not rows:
+            facts["extra"]["moves_ms"] = gat_moves.gat_moves_ms(loaded.windows, *shape, dtype, backward)
     checks = _expected(inputs, grad)
     return Problem(
         facts=facts | {"heads": shape[0], "head_dim": shape[1], "mode": mode},

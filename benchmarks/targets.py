@@ -203,8 +203,9 @@ def _attention() -> Iterator[Target]:
     gat: Only = {"kind": ("additive gat",), "width": (*_ALONE, *_GROUPED)}
     yield Target("attention, 4 x 32 and 8 x 16, floors", "attention", floors, 1.3, fwd | several)
     yield Target("the same, with backward", "attention", floors, 1.45, both | several)
-    yield Target("GAT, floors", "additive", floors, 1.35, fwd | gat)
-    yield Target("GAT, with backward, floors", "additive", floors, 1.5, both | gat)
+    moved = moves_over_floor
+    yield Target("GAT, floors", "additive", floors, 1.35, fwd | gat, least=moved)
+    yield Target("GAT, with backward, floors", "additive", floors, 1.5, both | gat, least=moved)
 
 
 def _sums() -> Iterator[Target]:

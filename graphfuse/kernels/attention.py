@@ -106,6 +106,13 @@ def window_load(w: Walk) -> launch.Load:
     return launch.load(w.tasks.size(0), w.num_entries)
 
 
+def over_windows(w: Walk, config: launch.Config, heads: int) -> Walk:
+    """``w`` with the slices of a kernel whose programs have ``config.rows`` of ``heads`` heads each."""
+    groups = -(-heads // config.rows)
+    times = launch.slices(groups, config.block_dim, w.tasks.size(0), w.num_slots, w.num_entries)
+    return longer_slices(w, times)
+
+
 def window_launch(
     kernel: Any,
     structure: Structure,
@@ -129,12 +136,11 @@ def window_launch(
     Returns:
         The launch, and the walk whose slices it writes.
     """
-    w, groups = structure.walk, -(-heads // config.rows)
-    tasks = (w.tasks.size(0), w.num_slots, w.num_entries)
-    w = longer_slices(w, launch.slices(groups, config.block_dim, *tasks))
+    w = over_windows(structure.walk, config, heads)
     row_mask, loops = row_masks(w, self_loops)
     graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
     rest += (loops, acc)
+    groups = -(-heads // config.rows)
     return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups), w
 
 

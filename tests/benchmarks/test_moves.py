@@ -14,10 +14,11 @@ from torch import Tensor
 
 from benchmarks import floors, graphs, moves
 from graphfuse import RowWindows
+from graphfuse.formats.build import places_of
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 
-# compiles both kernels for a GPU that is not there
+# compiles the kernels for a GPU that is not there
 COMPILES = """
 from types import SimpleNamespace
 
@@ -28,12 +29,14 @@ device = {"get_current_device": lambda: 0, "get_current_stream": lambda index: 0
 target = GPUTarget("cuda", 90, 32)
 triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target, **device))
 
+from benchmarks.gat_moves import _stream_kernel
 from benchmarks.moves import _join_kernel, _walk_kernel
 
 x = torch.zeros(4, 32, dtype=torch.int32)
-_walk_kernel.warmup(*[x] * 6, 4, 32, 32, 16, 4, 2, num_warps=1, grid=(1,))
-_walk_kernel.warmup(x, x, None, *[x] * 3, 4, 32, 32, 16, 4, 2, num_warps=1, grid=(1,))
-_join_kernel.warmup(*[x] * 4, 4, 32, 32, 4, 2, num_warps=4, grid=(1,))
+_walk_kernel.warmup(x, None, None, x, None, x, *[x] * 3, 4, 32, 32, 0, 0, 16, 4, 2, 1, num_warps=1, grid=(1,))
+_walk_kernel.warmup(*[x] * 5, None, *[x] * 3, 4, 64, 32, 8, 16, 16, 4, 2, 2, num_warps=1, grid=(1,))
+_join_kernel.warmup(*[x] * 4, 4, 32, 32, 4, 2, 2, num_warps=4, grid=(1,))
+_stream_kernel.warmup(*[x] * 5, 4, 64, 32, 8, 16, num_warps=4, grid=(1,))
 """
 
 
@@ -66,8 +69,40 @@ def test_all_is_read_and_written(
     w = windows.walk()
     assert (w.num_slots > 0) == cut and (w.row_index is None) == (reorder == "natural")
     x = torch.randint(1000, (50, 8), dtype=torch.int32, device=device)
-    found = moves.Moves(w, 8, wide, floors.Config(True, 4, 8, 1, 2))(x)
+    config = floors.Config(True, 4, 8, 1, 2)
+    (found,) = moves.Moves(w, 8, wide, config)(x)
     assert torch.equal(found, sums_of_windows(w, x))
+    # numbers beside it, of which each block of words reads and writes its share; and two copies
+    numbers = list[Tensor]()
+    room = moves.Numbers.of
+    monkeypatch.setattr(moves.Numbers, "of", lambda *given: numbers.append(room(*given)) or numbers[-1])
+    two = moves.Moves(w, 8, wide, config, moves.Numbers(4, torch.int16), moves.Numbers(2), copies=2)
+    (beside,) = numbers
+    beside.copy_(torch.randint(100, beside.shape))
+    wanted = sums_of_windows(w, x + beside.view(-1, 2, 2).sum(2).repeat_interleave(4, 1).int())
+    assert all(torch.equal(one, wanted) for one in two(x))
+    if not cut:
+        assert torch.equal(numbers[-1], wanted.view(-1, 2, 4).amax(2))
+
+
+@pytest.mark.parametrize("reorder", ["natural", "degree"])
+def test_each_task_reads_the_rows_of_its_window(
+    reorder: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 16)
+    edges = torch.rand(50, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    windows = RowWindows.from_edge_index(
+        edges.nonzero().t().contiguous().to(device), (50, 60), reorder=reorder
+    )
+    w = windows.walk()
+    x = torch.zeros(50, 8, dtype=torch.int32, device=device)
+    walk = moves.Moves(w, 8, 2, floors.Config(True, 4, 8, 1, 2), own=True)
+    assert walk.own is not None
+    window = places_of(torch.arange(60, device=device), 60, w.row_index) // 16
+    walk.own.copy_(torch.randint(1000, (60, 8)))
+    greatest = walk.own.new_zeros(4, 8).scatter_reduce_(0, window[:, None].expand(-1, 8), walk.own, "amax")
+    tasks = torch.bincount(w.tasks[:, 0].long())
+    assert torch.equal(walk(x)[0].long(), (greatest * tasks[:, None])[window])
 
 
 def test_the_fastest_is_measured_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +155,9 @@ def test_slices_are_those_of_spmm(device: torch.device, monkeypatch: pytest.Monk
     assert 0 < w.num_slots < windows.walk().num_slots
 
 
-def test_both_kernels_compile(tmp_path: Path) -> None:
+def test_all_kernels_compile(tmp_path: Path) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILES], env=env, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(list(tmp_path.rglob("*.cubin"))) == 3
+    assert len(list(tmp_path.rglob("*.cubin"))) == 4
