@@ -19,7 +19,6 @@ from graphfuse.kernels.tiles import (
     after_previous,
     finish_tile,
     load_task,
-    of_rows,
     rows_at,
     window_sum,
 )
@@ -56,15 +55,10 @@ def _spmm_window_kernel(
         if slot >= 0:
             store_slice(partial_ptr + first_of_block(slot, 16, DIM, BLOCK_DIM), acc)
             return
-    # not before the sum: a tile of 16 rows would take its registers
-    own = of_rows(
-        x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
-        X_STRIDE,
-    )  # fmt: skip
     finish_tile(
-        acc, own, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, offs_dim, mask_dim,
-        DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
+        acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
+        X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
     )  # fmt: skip
 
 
@@ -109,11 +103,6 @@ def _spmm_row_kernel(
         if slot < 0:
             next_end = tl.load(ptr_ptr + tl.minimum(row + 2, last))
         if (pid < num_tasks) | (end - begin <= split):  # else it was listed as a task, or its slices were
-            own_row = row + tl.arange(0, 1)
-            own = of_rows(
-                x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, own_row, num_rows, num_loops, offs_dim,
-                mask_dim, X_STRIDE,
-            )  # fmt: skip
             acc, columns, places = row_sum(
                 x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit,
                 columns, places, offs_dim, offs_dim < X_DIM, X_STRIDE, BLOCK_DIM, EDGES, STAGES,
@@ -127,9 +116,10 @@ def _spmm_row_kernel(
                     tl.store(partial_ptr + offs, acc, mask=mask_dim[None, :])
             if whole:
                 finish_tile(
-                    acc, own, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-                    weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, own_row, num_rows, offs_dim, mask_dim,
-                    DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
+                    acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr,
+                    weight_stride_out, weight_stride_in, bias_ptr, aggregate_ptr, out_ptr,
+                    row + tl.arange(0, 1), num_rows, num_loops, offs_dim, mask_dim,
+                    X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 1, RELU, ACC,
                 )  # fmt: skip
         else:
             columns = first_columns(column_ptr, end, limit, EDGES, STAGES)
@@ -161,12 +151,6 @@ def _spmm_merge_kernel(
     window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
-    inner = first + tl.arange(0, ROWS)
-    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    own = of_rows(
-        x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
-        X_STRIDE,
-    )  # fmt: skip
     if HEIGHT == 1:
         nth = tl.arange(0, SLOTS)
         acc = tl.zeros((SLOTS, BLOCK_DIM), dtype=ACC)
@@ -181,10 +165,12 @@ def _spmm_merge_kernel(
         for slot in tl.range(begin, end, num_stages=STAGES):
             numbers += tl.load(partial_ptr + first_of_block(slot, HEIGHT, DIM, BLOCK_DIM) + place)
         acc = rows_of_slice(numbers, ROWS)
+    inner = first + tl.arange(0, ROWS)
     finish_tile(
-        acc, own, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, offs_dim, mask_dim, DIM, OUT_DIM,
-        BLOCK_DIM, BLOCK_OUT, ROWS, RELU, ACC,
+        acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * HEIGHT + inner),
+        num_rows, num_loops, offs_dim, mask_dim, X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, ROWS, RELU,
+        ACC,
     )  # fmt: skip
 
 

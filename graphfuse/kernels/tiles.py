@@ -304,43 +304,26 @@ def window_sum(
 
 
 @triton.jit
-def of_rows(
-    x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
-    X_STRIDE: tl.constexpr,
-):  # fmt: skip
-    # What `finish_tile` takes of `rows`, which may be on its way while their neighbours are summed: weights,
-    # rows of x and factors of the diagonal, and factors of the rows; of these what there is.
-    found = nothing()
-    if loop_weight_ptr is not None:
-        has_loop = rows < num_loops
-        found += (tl.load(loop_weight_ptr + rows, mask=has_loop, other=0.0),)
-        offs_x = rows.to(tl.int64)[:, None] * X_STRIDE + offs_dim[None, :]
-        found += (tl.load(x_ptr + offs_x, mask=has_loop[:, None] & mask_dim[None, :], other=0.0),)
-        if col_scale_ptr is not None:
-            found += (tl.load(col_scale_ptr + rows, mask=has_loop, other=0.0),)
-    if row_scale_ptr is not None:
-        found += (tl.load(row_scale_ptr + rows, mask=rows < num_rows, other=0.0),)
-    return found
-
-
-@triton.jit
 def finish_tile(
-    acc, own, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-    weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, offs_dim, mask_dim,
-    DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+    weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
+    X_STRIDE: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_OUT: tl.constexpr, HEIGHT: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # acc[HEIGHT, BLOCK_DIM] is the sum over the neighbours of `rows`: add the diagonal, scale the rows,
-    # multiply by weight[OUT_DIM, DIM] if there is one, add the bias, apply ReLU, store. `of_rows` made `own`.
+    # multiply by weight[OUT_DIM, DIM] if there is one, add the bias, apply ReLU, store.
     mask_row = rows < num_rows
     offs_row = rows.to(tl.int64)
     if loop_weight_ptr is not None:
-        weight = own[0].to(ACC)
+        has_loop = rows < num_loops
+        own = tl.load(loop_weight_ptr + rows, mask=has_loop, other=0.0).to(ACC)
+        offs_x = offs_row[:, None] * X_STRIDE + offs_dim[None, :]
+        x = tl.load(x_ptr + offs_x, mask=has_loop[:, None] & mask_dim[None, :], other=0.0).to(ACC)
         if col_scale_ptr is not None:
-            weight = weight * own[2].to(ACC)
-        acc += weight[:, None] * own[1].to(ACC)
+            own = own * tl.load(col_scale_ptr + rows, mask=has_loop, other=0.0).to(ACC)
+        acc += own[:, None] * x
     if row_scale_ptr is not None:
-        acc = acc * own[len(own) - 1].to(ACC)[:, None]
+        acc = acc * tl.load(row_scale_ptr + rows, mask=mask_row, other=0.0).to(ACC)[:, None]
     if aggregate_ptr is not None:
         mask = mask_row[:, None] & mask_dim[None, :]
         tl.store(
