@@ -21,40 +21,29 @@ from graphfuse.kernels.row_tiles import (
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
-    nothing,
     rounded,
     sum_of_products,
 )
 
 
 @triton.jit
-def load_loop(
-    x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, V2: tl.constexpr,
+def loop_score(
+    own, x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, HEADS: tl.constexpr,
+    DIM: tl.constexpr, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What the loop of a row is made of, to be on its way while edges are walked: x, the source's number or,
-    # of V2, nothing, and the number of the loop.
-    found = nothing()
-    found += (tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0),)
+    # What the LeakyReLU takes, and the score, of a row's loop.
     if V2:
+        u = x + own
         if loop_edge_ptr is not None:
-            at = loop_edge_ptr + offs_row * HEADS * DIM + offs_head
-            found += (tl.load(at, mask=mask, other=0.0),)
+            u += tl.load(loop_edge_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
+        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+        s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)
     else:
-        found += (tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
+        u = own + tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
         if loop_edge_ptr is not None:
-            found += (tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
-    return found
-
-
-@triton.jit
-def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr):
-    # What the LeakyReLU takes, and the score, of a row's loop, of which `load_loop` found `loop`.
-    u = loop[0].to(ACC) + own if V2 else own + loop[1].to(ACC)
-    if len(loop) > 2 - V2:
-        u += loop[2 - V2].to(ACC)
-    s = leaky(u, SLOPE)
-    return u, tl.sum(rounded(att * s, mask), 1) if V2 else s
+            u += tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
+        s = leaky(u, SLOPE)
+    return u, s
 
 
 # All heads of one row.
@@ -91,7 +80,6 @@ def additive_row_kernel(
             att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
-            att = None
         top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
         total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
         high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
@@ -100,12 +88,6 @@ def additive_row_kernel(
         if DROPOUT > 0:
             own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
         ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-        if LOOPS:  # the loop is an edge of the first slice
-            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-            loop = load_loop(
-                x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
-                mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
-            )  # fmt: skip
         for start in tl.range(begin, end, EDGES, num_stages=STAGES):
             offs = start + tl.arange(0, EDGES)
             live = offs < end
@@ -152,9 +134,13 @@ def additive_row_kernel(
                 tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
             top = higher
         highest = tl.max(top, 0)
-        if LOOPS:
-            own_x = loop[0].to(ACC)
-            loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
+        if LOOPS:  # the loop is an edge of the first slice
+            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+            own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+            loop_u, loop_s = loop_score(
+                own, own_x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
+                mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
+            )  # fmt: skip
             loop_s = tl.where(with_loop, loop_s, float("-inf"))
             highest = tl.maximum(highest, loop_s)
         shift = shift_of(highest)
@@ -197,18 +183,17 @@ def additive_row_kernel(
 
 @triton.jit
 def gat_loop_gradients(
-    own, x, grad, stats, edge, d_loop_edge_ptr, seed_ptr, row, heads, mask_head,
+    own, x, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, mask, mask_head,
     HEADS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    # What the loop of a row adds to the gradients of a_src and x; 0 without the loop, where what was loaded
-    # of it, grad, stats and edge, is 0.
+    # What the loop of a row adds to the gradients of a_src and x; 0 without the loop.
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
     place = tl.cast(row, tl.int64) * HEADS + heads
-    grad = grad.to(ACC)
-    shift, norm, delta, a_dst = stats
+    shift, norm, delta, a_dst = load_stats(stats_ptr, place, mask_head)
     u = own + a_dst
-    if edge is not None:
-        u += edge.to(ACC)
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + place, mask=mask_head, other=0.0).to(ACC)
     factor = tl.full(heads.shape, 1.0, dtype=ACC)
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
@@ -253,14 +238,6 @@ def gat_bwd_row_kernel(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS:  # on its way while edges are walked
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        loop_grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask & with_loop, other=0.0)
-        loop_stats = load_stats(stats_ptr, offs_row * HEADS + heads, mask_head & with_loop)
-        loop_edge = None
-        if loop_edge_ptr is not None:
-            at = loop_edge_ptr + offs_row * HEADS + heads
-            loop_edge = tl.load(at, mask=mask_head & with_loop, other=0.0)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -294,9 +271,11 @@ def gat_bwd_row_kernel(
             tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
     if LOOPS:
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         loop_own, loop_x = gat_loop_gradients(
-            own, x, loop_grad, loop_stats, loop_edge, d_loop_edge_ptr, seed_ptr, row, heads,
-            mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE, ACC,
+            own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
+            seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,
+            ACC,
         )  # fmt: skip
         d_own, dx = d_own + loop_own, dx + loop_x
     whole = True

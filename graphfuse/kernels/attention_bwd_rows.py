@@ -6,46 +6,34 @@ Numbers that belong to edges are those of :mod:`.attention_rows`; their gradient
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, slope
+from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    nothing,
     rounded,
     sum_of_products,
 )
 
 
 @triton.jit
-def load_raw(stats_ptr, place, mask, PRECISE: tl.constexpr, ALONE: tl.constexpr):
-    # What the delta kernel stored: (maximum, 1 / sum, delta), or the pair (LSE, -delta). ALONE: what forward
-    # stored, maximum and sum.
-    WIDTH: tl.constexpr = 4 if PRECISE and not ALONE else 2
-    raw = nothing()
-    for i in tl.static_range(3 if WIDTH == 4 else 2):
-        raw += (tl.load(stats_ptr + place * WIDTH + i, mask=mask, other=0.0),)
-    return raw
-
-
-@triton.jit
-def stats_of(raw, PRECISE: tl.constexpr, ALONE: tl.constexpr):
-    # (maximum, 1 / sum, delta) or (LSE, -, delta) of it; ALONE: no delta
+def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr, ALONE: tl.constexpr):
+    # What the delta kernel stored: (maximum, 1 / sum, delta), or (LSE, -, delta) from the pair (LSE, -delta).
+    # ALONE: what forward stored, and no delta.
     if ALONE:
-        norm = inverse(raw[1])
+        top, norm = load_softmax(stats_ptr, place, mask)
         delta = norm * 0.0
     elif PRECISE:
-        norm, delta = raw[1], raw[2]
+        top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
+        norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
+        delta = tl.load(stats_ptr + place * 4 + 2, mask=mask, other=0.0)
     else:
-        norm, delta = raw[0], -raw[1]
-    return raw[0], norm, delta
-
-
-@triton.jit
-def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr, ALONE: tl.constexpr):
-    return stats_of(load_raw(stats_ptr, place, mask, PRECISE, ALONE), PRECISE, ALONE)
+        top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
+        norm = top
+        delta = -tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
+    return top, norm, delta
 
 
 @triton.jit
@@ -60,14 +48,15 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
 
 @triton.jit
 def loop_gradients(
-    own, own_value, own_out, other, other_value, other_out, raw, own_scale, mask, with_loop, seed_ptr, row,
-    heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ALONE: tl.constexpr,
-    ACC: tl.constexpr,
+    own, own_value, own_out, other_at, other_value_at, other_out_at, own_scale, mask, with_loop, stats_ptr,
+    place, mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISE: tl.constexpr, ALONE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
     # value; 0 without the loop.
-    other, other_value = other.to(ACC), other_value.to(ACC)
-    top, norm, delta = stats_of(raw, PRECISE, ALONE)
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
+    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE, ALONE)
     s = tl.sum(rounded(own * other, mask), 1)[:, None]  # as forward adds it up
     if own_scale is not None:
         s *= own_scale
@@ -80,7 +69,8 @@ def loop_gradients(
     if own_out is not None:
         dp, delta = tl.sum(own_value * (other_value * factor - own_out), 1)[:, None], 0.0
     elif ALONE:
-        dp = tl.sum(other_value * (own_value * factor - other_out.to(ACC)), 1)[:, None]
+        other_out = tl.load(other_out_at, mask=mask, other=0.0).to(ACC)
+        dp = tl.sum(other_value * (own_value * factor - other_out), 1)[:, None]
     else:
         dp = tl.sum(own_value * other_value, 1)[:, None] * factor
     return slope(p, dp, delta, PRECISE) * other, p * factor * other_value
@@ -129,17 +119,6 @@ def gradients_of_row(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS:  # on its way while edges are walked
-        with_loop = begin == tl.load(ptr_ptr + row)
-        loop_other = tl.load(other_ptr + offs_row * OTHER_STRIDE + offs_head, mask=mask, other=0.0)
-        value_at = other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head
-        loop_value = tl.load(value_at, mask=mask, other=0.0)
-        loop_raw = load_raw(
-            stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], PRECISE, ALONE
-        )
-        loop_out = None
-        if ALONE:
-            loop_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -219,9 +198,15 @@ def gradients_of_row(
                 tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
     first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
     if LOOPS:
+        with_loop = begin == tl.load(ptr_ptr + row)
+        loop_out_at = None
+        if ALONE:
+            loop_out_at = out_ptr + offs_row * HEADS * DIM + offs_head
         loop_first, loop_second = loop_gradients(
-            own, own_value, own_out, loop_other, loop_value, loop_out, loop_raw, own_scale, mask, with_loop,
-            seed_ptr, row, heads[:, None], SCALE, DROPOUT, PRECISE, ALONE, ACC,
+            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
+            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, loop_out_at, own_scale, mask,
+            with_loop, stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row,
+            heads[:, None], SCALE, DROPOUT, PRECISE, ALONE, ACC,
         )  # fmt: skip
         if key_scale_ptr is not None and not TRANSPOSED:
             loop_first *= own_scale

@@ -68,12 +68,6 @@ def attention_row_kernel(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS:  # the loop is an edge of the first slice; on its way while the others are walked
-        with_loop = begin == tl.load(ptr_ptr + row)
-        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0)
-        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0)
-        if key_scale_ptr is not None:
-            own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -114,10 +108,13 @@ def attention_row_kernel(
             edge_acc = edge_acc * rescale[:, :, None] + p[:, :, None] * edge_attr
         top = higher
     highest = tl.max(top, 0)
-    if LOOPS:
-        own_score = tl.sum(rounded(q * own_k.to(ACC), with_loop), 1)
+    if LOOPS:  # the loop is an edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + row)
+        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_score = tl.sum(rounded(q * own_k, with_loop), 1)
         if key_scale_ptr is not None:
-            own_score *= own_scale
+            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
         # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
         # and a loop that is all of its row would not weigh 1.
         own_score = tl.where(with_loop, own_score * SCALE, float("-inf"))
@@ -136,7 +133,7 @@ def attention_row_kernel(
         if DROPOUT > 0:
             loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
             p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        acc += p[:, None] * own_v.to(ACC)
+        acc += p[:, None] * own_v
     if partial_ptr is not None:
         if slot >= 0:
             offs_slot = tl.cast(slot, tl.int64) * HEADS

@@ -323,6 +323,13 @@ def inverse(total):
 
 
 @triton.jit
+def load_softmax(softmax_ptr, place, mask):
+    # the maximum of what `store_softmax` stored, and 1 / sum
+    top = tl.load(softmax_ptr + place * 2, mask=mask, other=0.0)
+    return top, inverse(tl.load(softmax_ptr + place * 2 + 1, mask=mask, other=0.0))
+
+
+@triton.jit
 def slope(p, dp, delta, PRECISE: tl.constexpr):
     # Derivative of the loss in a score. Where one weight is all of a row there is none: p * (dp - delta) is
     # then the rounding error of delta, which a hub would add up.

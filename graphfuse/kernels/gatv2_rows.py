@@ -4,14 +4,13 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import inverse
+from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    nothing,
     rounded,
     sum_of_products,
 )
@@ -20,46 +19,29 @@ _COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
 
 
 @triton.jit
-def load_raw(stats_ptr, place, mask, ALONE: tl.constexpr):
-    # What `weights_of` takes, as it is: what the delta kernel stored, or maximum and sum of the softmax.
-    raw = nothing()
-    if ALONE:
-        for i in tl.static_range(2):
-            raw += (tl.load(stats_ptr + place * 2 + i, mask=mask, other=0.0),)
-    else:
-        raw = load_stats(stats_ptr, place, mask)
-    return raw
-
-
-@triton.jit
-def weights_of(raw, ALONE: tl.constexpr):
+def load_weights(stats_ptr, place, mask, ALONE: tl.constexpr):
     # What makes a weight of a score, shift and norm, and delta; ALONE: of forward's softmax, and no delta.
     if ALONE:
-        norm = inverse(raw[1])
+        shift, norm = load_softmax(stats_ptr, place, mask)
         delta = norm * 0.0
     else:
-        norm, delta = raw[1], raw[2]
-    return raw[0], norm, delta
-
-
-@triton.jit
-def load_weights(stats_ptr, place, mask, ALONE: tl.constexpr):
-    return weights_of(load_raw(stats_ptr, place, mask, ALONE), ALONE)
+        shift, norm, delta, _ = load_stats(stats_ptr, place, mask)
+    return shift, norm, delta
 
 
 @triton.jit
 def loop_gradients(
-    own, own_out, att, other, grad, out, edge, raw, d_loop_edge_ptr, seed_ptr, row,
-    heads, offs, mask, mask_head, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr,
+    own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
+    heads, offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop,
-    # where what was loaded of it is 0: other, grad, out, edge and `raw`.
-    other, grad = other.to(ACC), grad.to(ACC)
-    shift, norm, delta = weights_of(raw, ALONE)
+    # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
+    shift, norm, delta = load_weights(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head, ALONE)
     u = own + other
-    if edge is not None:
-        u += edge.to(ACC)
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
     factor = tl.full(heads.shape, 1.0, dtype=ACC)
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
@@ -68,7 +50,8 @@ def loop_gradients(
     if own_out is not None:
         dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
     elif ALONE:
-        dp = tl.sum(grad * (own * factor[:, None] - out.to(ACC)), 1)
+        out = tl.load(out_at, mask=mask, other=0.0).to(ACC)
+        dp = tl.sum(grad * (own * factor[:, None] - out), 1)
     else:
         dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
     s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)  # as forward adds it up
@@ -114,21 +97,6 @@ def gradients_of_row(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS:  # on its way while edges are walked
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        mask_loop, own_at = mask & with_loop, offs_row * HEADS * DIM + offs_head
-        if TRANSPOSED:
-            other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
-        else:
-            other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
-        loop_other = tl.load(other_at, mask=mask_loop, other=0.0)
-        loop_grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask_loop, other=0.0)
-        loop_raw = load_raw(stats_ptr, offs_row * HEADS + heads, mask_head & with_loop, ALONE)
-        loop_out, loop_edge = None, None
-        if ALONE:
-            loop_out = tl.load(out_ptr + own_at, mask=mask_loop, other=0.0)
-        if loop_edge_ptr is not None:
-            loop_edge = tl.load(loop_edge_ptr + own_at, mask=mask_loop, other=0.0)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -184,9 +152,18 @@ def gradients_of_row(
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if LOOPS:
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
+        if TRANSPOSED:
+            other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
+        else:
+            other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
+        out_at = None
+        if ALONE:
+            out_at = out_ptr + offs_row * HEADS * DIM + offs_head
         loop_scored, loop_summed, loop_att = loop_gradients(
-            own, own_out, att, loop_other, loop_grad, loop_out, loop_edge, loop_raw, d_loop_edge_ptr,
-            seed_ptr, row, heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop,
+            own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr,
+            row, heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
             TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
         scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
