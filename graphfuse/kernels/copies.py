@@ -33,3 +33,9 @@ def gathered_width(num_entries: int, num_rows: int, num_cols: int, dim: int, siz
     if row % 8 == 0 or row < 8 or not copy_pays(num_entries, num_rows, num_cols):
         return dim
     return -(-row // 16) * 16 // size
+
+
+def gathers_copies(num_entries: int, num_rows: int, num_cols: int, dim: int, size: int, scaled: bool) -> bool:
+    """Whether what is gathered is a copy of the rows: wider, or of windows that are ``scaled`` by column."""
+    sizes = (num_entries, num_rows, num_cols)
+    return gathered_width(*sizes, dim, size) != dim or (scaled and scaled_copy_pays(*sizes, size))

@@ -363,14 +363,12 @@ def spmm(
                 w, edges, x, edge_weight, loop_weight, row_scale, col_scale, weight, bias, relu,
                 keep_aggregate, out_dtype,
             )  # fmt: skip
-    dim, sizes = x.size(1), (w.num_entries, w.num_rows, w.num_cols)
-    x_dim = copies.gathered_width(*sizes, dim, x.element_size())
-    scale = None
-    if col_scale is not None and w.row_mask is not None:
-        if x_dim != dim or copies.scaled_copy_pays(*sizes, x.element_size()):
-            scale, col_scale = col_scale.contiguous(), None
-    if scale is not None or x_dim != dim:
-        x = gathered(w.plans, x[:, None], x_dim, scale)[:, 0]
+    sizes, dim, size = (w.num_entries, w.num_rows, w.num_cols), x.size(1), x.element_size()
+    scale = col_scale if w.row_mask is not None else None  # rows multiply in passing
+    if copies.gathers_copies(*sizes, dim, size, scale is not None):
+        if scale is not None:
+            scale, col_scale = scale.contiguous(), None
+        x = gathered(w.plans, x[:, None], copies.gathered_width(*sizes, dim, size), scale)[:, 0]
     # an expanded gradient is not contiguous, say
     vectors = [
         None if vector is None else vector.contiguous()

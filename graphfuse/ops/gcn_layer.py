@@ -41,9 +41,8 @@ class Sums:
         self.scales = kernels.Scales(None, loop_weight, how.row_scale, how.col_scale)
         # else rows are copied first, or a product follows the kernels
         sizes, size = (w.num_entries, w.num_rows, w.num_cols), how.out_dtype.itemsize
-        wider = any(copies.gathered_width(*sizes, one, size) != one for one in {dim, out_dim or dim})
         scaled = how.col_scale is not None and w.row_mask is not None
-        copied = wider or (scaled and copies.scaled_copy_pays(*sizes, size))
+        copied = any(copies.gathers_copies(*sizes, one, size, scaled) for one in {dim, out_dim or dim})
         self.direct = not copied and self.order is not GemmOrder.AGGREGATE and kernels.aligned(*self.scales)
 
     def __call__(
