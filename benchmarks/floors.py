@@ -42,11 +42,16 @@ class Config(NamedTuple):
 
 @triton.jit
 def sum_of_words(
-    x_ptr, y_ptr, column_ptr, begin, end, offs_word, WORDS: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, y_ptr, beside_ptr, column_ptr, begin, end, block, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    # The sum of the rows that the entries [begin, end) name, of their words offs_word: int32[BLOCK].
+    # The sum of the rows that the entries [begin, end) name, of one block of their words: int32[BLOCK]; and
+    # of BESIDE numbers that are gathered with a row, of which a block has a share, or one with other blocks.
+    SHARE: tl.constexpr = max(1, BESIDE * BLOCK // WORDS)
+    offs_word = block * BLOCK + tl.arange(0, BLOCK)
+    offs_beside = block * BLOCK * BESIDE // WORDS + tl.arange(0, SHARE)
     acc = tl.zeros((STEP, BLOCK), dtype=tl.int32)
+    numbers = tl.zeros((STEP, SHARE), dtype=tl.int32)
     for start in tl.range(begin, end, STEP, num_stages=STAGES):
         offs = start + tl.arange(0, STEP)
         live = offs < end
@@ -55,7 +60,13 @@ def sum_of_words(
         acc += tl.load(x_ptr + offs_x, mask=live[:, None], other=0)
         if y_ptr is not None:
             acc += tl.load(y_ptr + offs_x, mask=live[:, None], other=0)
-    return tl.sum(acc, 0)
+        if beside_ptr is not None:
+            at = beside_ptr + column[:, None].to(tl.int64) * BESIDE + offs_beside[None, :]
+            numbers += tl.load(at, mask=live[:, None], other=0).to(tl.int32)
+    total = tl.sum(acc, 0)
+    if beside_ptr is not None:
+        total += tl.sum(tl.sum(numbers, 0), 0)
+    return total
 
 
 # Sum of gathered rows, as int32 words: half-precision elements come two in a word.
@@ -76,7 +87,9 @@ def _gather_kernel(
     else:
         begin = program * piece
         end = tl.minimum(begin + piece, num_entries)
-    total = sum_of_words(x_ptr, y_ptr, column_ptr, begin, end, offs_word, WORDS, BLOCK, STEP, STAGES)
+    total = sum_of_words(
+        x_ptr, y_ptr, None, column_ptr, begin, end, tl.program_id(1), WORDS, BLOCK, STEP, STAGES, 0
+    )  # fmt: skip
     tl.store(out_ptr + program.to(tl.int64) * WORDS + offs_word, total)
 
 

@@ -70,7 +70,8 @@ def gat_moves_ms(
 
     Forward gathers a number of each head beside a row. With ``backward`` it writes the tilt and the softmax,
     too; a launch reads output, tilt and gradient; and over the transpose rows of the gradient are gathered,
-    with 16 bytes of each head, while rows of x are read, and written as gradients are.
+    with 16 bytes of each head, while rows of x are read, and written as gradients are. Of cut windows the
+    numbers of a row are left out.
     """
     words = heads * dim * dtype.itemsize // 4
     numbers = Numbers(heads, torch.int16)

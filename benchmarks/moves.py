@@ -31,32 +31,6 @@ _SECONDS = 0.05
 _TRIED = 3  # gathers, of those that may be
 
 
-@triton.jit
-def _sum_of_entries(
-    x_ptr, beside_ptr, column_ptr, begin, end, block, WORDS: tl.constexpr, BLOCK: tl.constexpr,
-    STEP: tl.constexpr, STAGES: tl.constexpr, BESIDE: tl.constexpr,
-):  # fmt: skip
-    # As `floors.sum_of_words`, [BLOCK], with numbers that are gathered beside a row: of these a block of
-    # words has a share, or one together with others.
-    SHARE: tl.constexpr = max(1, BESIDE * BLOCK // WORDS)
-    offs_word = block * BLOCK + tl.arange(0, BLOCK)
-    offs_beside = block * BLOCK * BESIDE // WORDS + tl.arange(0, SHARE)
-    acc = tl.zeros((STEP, BLOCK), dtype=tl.int32)
-    numbers = tl.zeros((STEP, SHARE), dtype=tl.int32)
-    for start in tl.range(begin, end, STEP, num_stages=STAGES):
-        offs = start + tl.arange(0, STEP)
-        live = offs < end
-        column = tl.load(column_ptr + offs, mask=live, other=0).to(tl.int64)[:, None]
-        acc += tl.load(x_ptr + column * WORDS + offs_word[None, :], mask=live[:, None], other=0)
-        if beside_ptr is not None:
-            at = beside_ptr + column * BESIDE + offs_beside[None, :]
-            numbers += tl.load(at, mask=live[:, None], other=0).to(tl.int32)
-    total = tl.sum(acc, 0)
-    if beside_ptr is not None:
-        total += tl.sum(tl.sum(numbers, 0), 0)
-    return total
-
-
 # Sum of gathered rows, as int32 words, written to all rows of a window, or of a slice.
 #   grid      (num_tasks, WORDS / BLOCK)
 #   reads     x [num_cols, WORDS] once per column entry and, if they are there, the numbers beside it,
@@ -74,8 +48,8 @@ def _walk_kernel(
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     block = tl.program_id(1)
     offs_word = block * BLOCK + tl.arange(0, BLOCK)
-    total = _sum_of_entries(
-        x_ptr, beside_ptr, column_ptr, begin, end, block, WORDS, BLOCK, STEP, STAGES, BESIDE
+    total = floors.sum_of_words(
+        x_ptr, None, beside_ptr, column_ptr, begin, end, block, WORDS, BLOCK, STEP, STAGES, BESIDE
     )[None, :]  # fmt: skip
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)).to(tl.int64)[:, None]
     mask, at_rows = rows < num_rows, rows * WORDS + offs_word[None, :]
