@@ -159,7 +159,7 @@ class Edges(NamedTuple):
 class Residual(NamedTuple):
     """What the result is added to; of one head also a norm of that, which takes the place of the result."""
 
-    x: Tensor  # [num_rows, heads * dim], contiguous features
+    x: Tensor | None  # [num_rows, heads * dim], contiguous features; None: the sum is the result once more
     offset: Tensor | None = None  # [dim], contiguous, as are the following
     weight: Tensor | None = None  # None: there is no norm, and the sum is returned beside the result
     bias: Tensor | None = None
@@ -184,7 +184,9 @@ def _plan(
     w, copies, edge_perm = structure
     heads, dim, scale, dropout, dtype, edge_dim, loops = shape
     num_tasks, acc = w.tasks.size(0), accumulator(dtype)
-    after = (0, 0.0) if residual is None else (residual.x.stride(0), float(residual.eps))
+    after = (0, 0.0)
+    if residual is not None and residual.x is not None:
+        after = (residual.x.stride(0), float(residual.eps))
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if w.row_mask is not None:
@@ -226,7 +228,8 @@ def forward_plan(
     missing = structure.copies is None, key_scale is None, keep_softmax
     key: tuple[Any, ...] = ("attention_fwd", shape, strides, *missing)
     if residual is not None:
-        key += (residual.x.stride(0), residual.eps, *[None if t is None else t.dtype for t in residual[1:6]])
+        stride = None if residual.x is None else residual.x.stride(0)
+        key += (stride, residual.eps, *[None if t is None else t.dtype for t in residual[1:6]])
     plans = structure.walk.plans
     plan: Plan | None = plans.get(key)
     if plan is None:

@@ -32,9 +32,10 @@ def after_residual(
 
 @triton.jit
 def store_sum(sum_ptr, x_ptr, y, row, place, mask, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    # To `sum`, if it is there, numbers y of rows `row` int64 and their features `place`, plus x, whose rows
-    # are STRIDE apart; y is rounded, as where it is stored and added to x later.
+    # To `sum`, if it is there, numbers y of rows `row` int64 and their features `place`, plus x if there is
+    # one, whose rows are STRIDE apart; y is rounded, as where it is stored and added to x later.
     if sum_ptr is not None:
-        x = tl.load(x_ptr + row * STRIDE + place, mask=mask, other=0.0).to(y.dtype)
         y = y.to(sum_ptr.dtype.element_ty).to(y.dtype)
-        tl.store(sum_ptr + row * WIDTH + place, (y + x).to(sum_ptr.dtype.element_ty), mask=mask)
+        if x_ptr is not None:
+            y += tl.load(x_ptr + row * STRIDE + place, mask=mask, other=0.0).to(y.dtype)
+        tl.store(sum_ptr + row * WIDTH + place, y.to(sum_ptr.dtype.element_ty), mask=mask)

@@ -95,28 +95,30 @@ def attention_forward(
     heads: Heads,
     given: attention.Operands,
     skip: Tensor | None = None,
+    twice: bool = False,
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor], Tensor | None]:
     """What dot-product attention returns, without numbers of edges, and that plus ``skip``.
 
     With a ``key_scale`` the keys that are given are the values. Rows of ``skip``, of contiguous features, are
-    as far apart as those of the values.
+    as far apart as those of the values. ``twice``: without ``skip`` the result itself comes a second time.
     """
     q, k, v, seed, _, _, key_scale = given
-    key = ("attention", how, heads, q.dtype, v.stride(0), key_scale is None, skip is None)
-    ready: Ready = windows.memo(key, lambda: _ready_attention(windows, how, heads, given, skip))
+    key = ("attention", how, heads, q.dtype, v.stride(0), key_scale is None, skip is None, twice)
+    residual = attention.launchers()[0].Residual(skip) if twice or skip is not None else None
+    ready: Ready = windows.memo(key, lambda: _ready_attention(windows, how, heads, given, residual))
     if ready.shape is None:
         out, softmax, edge_sum = attention.run_forward(ready.graph, how, _by_heads(ready, given))
         out = out.flatten(1)
-        return ready, (out, softmax, edge_sum), None if skip is None else out + skip
+        again = out.clone() if twice else None
+        return ready, (out, softmax, edge_sum), again if skip is None else out + skip
     kernels = attention.launchers()[0]
-    residual = None if skip is None else kernels.Residual(skip)
     operands = (q, k, v, key_scale, seed, None, ready.shape, ready.forward, residual)
     out, softmax, edge_sum, total = kernels.attention_fwd(ready.structures[0], *operands)
     return ready, (out, softmax, edge_sum), total
 
 
 def _ready_attention(
-    windows: RowWindows, how: attention.How, heads: Heads, given: attention.Operands, skip: Tensor | None
+    windows: RowWindows, how: attention.How, heads: Heads, given: attention.Operands, residual: Any
 ) -> Ready:
     q, k, v, _, _, _, key_scale = given
     by_heads, kernels = q.view(-1, *heads), attention.launchers()[0]
@@ -127,7 +129,6 @@ def _ready_attention(
     ready = Ready(graph, how, heads, (forward, backward))
     if width_of(graph.forward, by_heads) == by_heads.size(2):
         ready.shape = kernels.Shape(*heads, how.scale, how.dropout, q.dtype, 0, how.self_loops)
-        residual = None if skip is None else kernels.Residual(skip)
         ready.forward = kernels.forward_plan(forward, q, k, v, key_scale, None, ready.shape, residual)
     return ready
 

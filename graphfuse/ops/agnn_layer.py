@@ -28,7 +28,8 @@ def agnn_layer(x: Tensor, beta: Tensor, windows: RowWindows, self_loops: bool) -
     Returns:
         A tensor like ``x``, or None where the layer has to be composed of its parts.
     """
-    if not runs_whole(x, x.numel(), beta) or x.device != windows.device:
+    # of any size: the kernels are those of its parts, and one less
+    if not runs_whole(x, min(x.numel(), 1), beta) or x.device != windows.device:
         return None
     out: Tensor = _apply(windows, attention.How(1.0, 0.0, self_loops), x, beta)
     return out
@@ -45,10 +46,11 @@ class AgnnLayer(torch.autograd.Function):
         query, inverse = unit_rows.scaled(x, beta, unit_rows.least_length(x.dtype))
         # the rows of x serve as keys and as values, and are read once
         given = attention.Operands(query, x, x, None, None, None, inverse.unsqueeze(1))
-        ctx.ready, results, _ = attention_forward(windows, how, (1, x.size(1)), given)
+        # twice: backward needs the result, which whoever gets it may change in place
+        ctx.ready, results, out = attention_forward(windows, how, (1, x.size(1)), given, twice=True)
         ctx.save_for_backward(beta, query, x, given.key_scale, *results)
-        # a copy: backward needs the result, which whoever gets it may change in place
-        return results[0].clone()
+        assert out is not None
+        return out
 
     @staticmethod
     @once_differentiable

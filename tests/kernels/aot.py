@@ -192,12 +192,13 @@ def normed_attention(dim: int) -> Iterator[Case]:
 
 
 def attention_plus_rows() -> Iterator[Case]:
-    """Forward kernels of attention that return its sum with other rows beside it, and what joins slices."""
-    for dtype, heads, dim in (("fp32", 8, 8), ("fp16", 4, 32)):
-        more = dict.fromkeys(("x_ptr", "sum_ptr"), f"*{dtype}")
+    """Forward kernels of attention that return it twice, once plus rows or not, and what joins slices."""
+    both = ("x_ptr", "sum_ptr")
+    for dtype, heads, dim, added in (("fp32", 8, 8, both), ("fp16", 4, 32, both), ("fp16", 1, 64, both[1:])):
+        more = dict.fromkeys(added, f"*{dtype}")
         for case in (*sparse_attention(dtype, heads, dim), *joined_slices(dtype, heads, dim)):
             if "_bwd_" not in case.name and "_additive_" not in case.name:
-                constants = case.constants | {"R_STRIDE": 4 * heads * dim, "EPS": 0.0}
+                constants = case.constants | {"R_STRIDE": 4 * heads * dim * ("x_ptr" in more), "EPS": 0.0}
                 name, operands = case.name.replace("[", "[sum-", 1), case.operands | more
                 yield case._replace(name=name, operands=operands, constants=constants)
 
