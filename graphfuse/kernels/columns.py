@@ -20,7 +20,7 @@ from graphfuse.kernels.tiles import after_previous
 
 MAX_BLOCK = 1024  # columns of a program
 AT_ONCE = 8192  # rows up to which one program sums up all of a few columns
-MERGE_BLOCK, MERGE_SLICES = 16, 512  # columns of a program of the merge, and most slices it adds at a time
+MERGE_BLOCK, MERGE_SLICES = 8, 512  # columns of a program of the merge, and most slices it adds at a time
 
 
 #   grid      (cdiv(num_rows, ROWS) * blocks,): one program = ROWS rows x BLOCK_DIM columns

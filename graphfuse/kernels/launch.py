@@ -22,7 +22,7 @@ from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
-MAX_ROW_SLICES = 2048  # slices of rows, each with partial sums for the gradients of weights
+FEW_SLICES = 264  # slices of rows, two for a multiprocessor of an H200: their merge takes little time
 
 
 class Config(NamedTuple):
@@ -46,9 +46,17 @@ def whole_rows(dim: int) -> Config:
     return Config(width, 1, 1, min(16, max(1, rows * width // 256)), rows=rows)
 
 
-def row_slices(num_rows: int, rows: int) -> tuple[int, int]:
-    """Rows of a slice, in whole steps of ``rows``, and the number of slices, at most MAX_ROW_SLICES."""
-    length = -(-num_rows // (rows * MAX_ROW_SLICES)) * rows
+def row_slices(num_rows: int, rows: int, steps: int = 16, most: int = 1056) -> tuple[int, int]:
+    """Rows of a slice, which has partial sums for the gradient of a weight, and the number of slices.
+
+    Args:
+        num_rows: At least 1.
+        rows: Of a step, of which slices are made.
+        steps: Of a slice, or fewer where that would leave fewer slices than FEW_SLICES.
+        most: Slices.
+    """
+    total = -(-num_rows // rows)
+    length = -(-total // min(most, max(total // steps, FEW_SLICES))) * rows
     return length, -(-num_rows // length)
 
 

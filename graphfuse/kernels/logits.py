@@ -123,7 +123,7 @@ def _plan(
     if not backward:
         programs = -(-num_rows // config.rows)
         return Launch(_logits_kernel, programs, config.warps, (), (num_rows, *rest)), programs, None
-    length, programs = launch.row_slices(num_rows, config.rows)
+    length, programs = launch.row_slices(num_rows, config.rows, 2, 2048)  # which write rows, too
     main = Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest))
     return main, programs, slices_merge(programs, (1 + both) * heads * dim, acc)
 

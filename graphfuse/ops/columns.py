@@ -59,7 +59,7 @@ def sums_quickly(x: Tensor, dim: int, bias: Tensor) -> bool:
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.sum(0)`` in ``dtype``, of an ``x`` that nothing differentiates."""
     fits = not torch.is_grad_enabled() and not is_batched(x) and _runs(x) and _check.runs_kernel(x)
-    if fits and x.numel() > 0 and _sum_pays(x):
+    if fits and x.numel() > 0:
         found: Tensor = _launchers().column_sums(contiguous_rows(x), dtype)
         return found
     total: Tensor = x.sum(0)
@@ -68,16 +68,8 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def own_sum(x: Tensor) -> Tensor:
     """:func:`column_sums` in its own dtype, of an ``x`` that kernels run on."""
-    if _sum_pays(x):
-        found: Tensor = _launchers().column_sums(contiguous_rows(x), x.dtype)
-        return found
-    return x.sum(0)
-
-
-def _sum_pays(x: Tensor) -> bool:
-    # what one launch does takes the host as long as PyTorch's, and the GPU half as long
-    few: bool = x.size(0) <= _launchers().AT_ONCE
-    return few or x.numel() >= LARGE
+    found: Tensor = _launchers().column_sums(contiguous_rows(x), x.dtype)
+    return found
 
 
 def _runs(x: Tensor, *others: Tensor) -> bool:

@@ -32,7 +32,7 @@ def few_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("triton")
     from graphfuse.kernels import columns, gate
 
-    monkeypatch.setattr("graphfuse.kernels.launch.MAX_ROW_SLICES", 3)
+    monkeypatch.setattr("graphfuse.kernels.launch.FEW_SLICES", 3)
     monkeypatch.setattr(columns, "MERGE_SLICES", 2)
     gate._backward_plan.cache_clear()
     yield

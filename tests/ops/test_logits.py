@@ -58,7 +58,7 @@ def test_the_kernels_are_the_sums(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "MAX_ROW_SLICES", 2)  # slices of several steps
+    monkeypatch.setattr(launch, "FEW_SLICES", 2)  # slices of several steps
     module._launchers()._plan.cache_clear()
     given, grads = draw(shape, dtype, device, count, of_terms)
     wide = [tensor.detach().double().requires_grad_() for tensor in given]
