@@ -33,14 +33,7 @@ from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import (
-    after_previous,
-    load_pairs,
-    load_rows,
-    product_of_rows,
-    rows_and_heads,
-    store_quads,
-)
+from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
@@ -61,7 +54,8 @@ def _additive_delta_kernel(
     out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
     if tilt_ptr is not None:
         tilt = load_rows(tilt_ptr, place * DIM, live, DIM, BLOCK_DIM)
-    top, total = load_pairs(softmax_ptr, place, live)
+    top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
+    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
     own = tl.zeros((ROWS,), dtype=ACC)
     if a_dst_ptr is not None:
         own = tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC)

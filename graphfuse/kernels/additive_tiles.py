@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, slope, store_softmax
-from graphfuse.kernels.tiles import load_quads
 
 
 @triton.jit
@@ -81,7 +80,11 @@ def finish(
 @triton.jit
 def load_stats(stats_ptr, place, mask):
     # (shift, norm, delta, a_dst) of receivers, as the delta kernel stored them
-    return load_quads(stats_ptr, place, mask)
+    at = stats_ptr + place * 4
+    shift = tl.load(at, mask=mask, other=0.0)
+    norm = tl.load(at + 1, mask=mask, other=0.0)
+    delta = tl.load(at + 2, mask=mask, other=0.0)
+    return shift, norm, delta, tl.load(at + 3, mask=mask, other=0.0)
 
 
 @triton.jit

@@ -35,7 +35,6 @@ from graphfuse.kernels.device import HALF
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
-    load_pairs,
     load_rows,
     product_of_rows,
     rows_and_heads,
@@ -59,7 +58,8 @@ def _attention_delta_kernel(
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
     grad = load_rows(grad_ptr, offs_grad, live, DIM, BLOCK_DIM)
     out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
-    top, total = load_pairs(softmax_ptr, place, live)
+    top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
+    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
     delta = product_of_rows(out, grad, live, DIM, ACC)
     if edge_sum_ptr is not None:
         edge_sum = load_rows(edge_sum_ptr, place * EDGE_DIM, live, EDGE_DIM, BLOCK_EDGE)

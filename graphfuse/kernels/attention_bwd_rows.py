@@ -13,8 +13,6 @@ from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    load_pairs,
-    load_quads,
     rounded,
     sum_of_products,
 )
@@ -28,10 +26,13 @@ def load_stats(stats_ptr, place, mask, PRECISE: tl.constexpr, ALONE: tl.constexp
         top, norm = load_softmax(stats_ptr, place, mask)
         delta = norm * 0.0
     elif PRECISE:
-        top, norm, delta, _ = load_quads(stats_ptr, place, mask)
+        top = tl.load(stats_ptr + place * 4, mask=mask, other=0.0)
+        norm = tl.load(stats_ptr + place * 4 + 1, mask=mask, other=0.0)
+        delta = tl.load(stats_ptr + place * 4 + 2, mask=mask, other=0.0)
     else:
-        top, delta = load_pairs(stats_ptr, place, mask)
-        norm, delta = top, -delta
+        top = tl.load(stats_ptr + place * 2, mask=mask, other=0.0)
+        norm = top
+        delta = -tl.load(stats_ptr + place * 2 + 1, mask=mask, other=0.0)
     return top, norm, delta
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.tiles import as_scores, load_pairs, nothing, rows_at, rows_of_product, without_loop
+from graphfuse.kernels.tiles import as_scores, nothing, rows_at, rows_of_product, without_loop
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -325,8 +325,8 @@ def inverse(total):
 @triton.jit
 def load_softmax(softmax_ptr, place, mask):
     # the maximum of what `store_softmax` stored, and 1 / sum
-    top, total = load_pairs(softmax_ptr, place, mask)
-    return top, inverse(total)
+    top = tl.load(softmax_ptr + place * 2, mask=mask, other=0.0)
+    return top, inverse(tl.load(softmax_ptr + place * 2 + 1, mask=mask, other=0.0))
 
 
 @triton.jit

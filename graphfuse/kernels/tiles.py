@@ -143,20 +143,6 @@ def quads_apart(quads):
 
 
 @triton.jit
-def load_pairs(ptr, place, mask):
-    # the two numbers of each place in one access; two would read each sector twice
-    at = ptr + tl.expand_dims(place, -1) * 2 + tl.arange(0, 2)
-    return tl.split(tl.load(at, mask=tl.expand_dims(mask, -1), other=0.0))
-
-
-@triton.jit
-def load_quads(ptr, place, mask):
-    # the four numbers of each place in one access
-    at = ptr + tl.expand_dims(place, -1) * 4 + tl.arange(0, 4)
-    return quads_apart(tl.load(at, mask=tl.expand_dims(mask, -1), other=0.0))
-
-
-@triton.jit
 def dot(a, b, acc, ACC: tl.constexpr):
     # a @ b + acc in the precision of the operands
     if a.dtype == tl.float32:
