@@ -78,8 +78,8 @@ def _logits_bwd_kernel(
     last = tl.minimum(begin + length, num_rows)
     offs_att, mask_att = _features(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     left = tl.load(left_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
-    of_left = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    of_right = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    of_left = tl.zeros((ROWS, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    of_right = tl.zeros((ROWS, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if right_ptr is not None:
         right = tl.load(right_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
     for first in tl.range(begin, last, ROWS):
@@ -87,11 +87,11 @@ def _logits_bwd_kernel(
         at = x_ptr + offs_row[:, None, None] * X_STRIDE + offs_att[None, :, :]
         x = tl.load(at, mask=mask, other=0.0).to(ACC)
         d_left = tl.load(d_left_ptr + offs_head, mask=mask_head, other=0.0).to(ACC)[:, :, None]
-        of_left += tl.sum(d_left * x, 0)
+        of_left += d_left * x
         dx = d_left * left[None, :, :]
         if right_ptr is not None:
             d_right = tl.load(d_right_ptr + offs_head, mask=mask_head, other=0.0).to(ACC)[:, :, None]
-            of_right += tl.sum(d_right * x, 0)
+            of_right += d_right * x
             dx += d_right * right[None, :, :]
         offs = offs_row[:, None, None] * (HEADS * DIM) + offs_att[None, :, :]
         if more_ptr is not None:
@@ -99,9 +99,9 @@ def _logits_bwd_kernel(
         tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     PARTS: tl.constexpr = 1 if right_ptr is None else 2
     partial_ptr += tl.program_id(0).to(tl.int64) * PARTS * HEADS * DIM
-    tl.store(partial_ptr + offs_att, of_left, mask=mask_att)
+    tl.store(partial_ptr + offs_att, tl.sum(of_left, 0), mask=mask_att)
     if right_ptr is not None:
-        tl.store(partial_ptr + HEADS * DIM + offs_att, of_right, mask=mask_att)
+        tl.store(partial_ptr + HEADS * DIM + offs_att, tl.sum(of_right, 0), mask=mask_att)
 
 
 @functools.lru_cache(maxsize=256)
