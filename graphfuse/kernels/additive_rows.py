@@ -21,7 +21,6 @@ from graphfuse.kernels.row_tiles import (
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
-    nothing,
     rounded,
     sum_of_products,
 )
@@ -183,26 +182,18 @@ def additive_row_kernel(
 
 
 @triton.jit
-def load_gat_loop(grad_at, stats_ptr, loop_edge_ptr, place, mask, mask_head):
-    # What the loop of a row is made of, 0 without it: the gradient, what the receiver is known by, the number
-    edge = nothing()
-    if loop_edge_ptr is not None:
-        edge += (tl.load(loop_edge_ptr + place, mask=mask_head, other=0.0),)
-    return tl.load(grad_at, mask=mask, other=0.0), load_stats(stats_ptr, place, mask_head), edge
-
-
-@triton.jit
 def gat_loop_gradients(
-    own, x, loop, d_loop_edge_ptr, seed_ptr, row, heads, mask_head, HEADS: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+    own, x, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, mask, mask_head,
+    HEADS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     # What the loop of a row adds to the gradients of a_src and x; 0 without the loop.
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
     place = tl.cast(row, tl.int64) * HEADS + heads
-    grad = loop[0].to(ACC)
-    shift, norm, delta, a_dst = loop[1]
+    shift, norm, delta, a_dst = load_stats(stats_ptr, place, mask_head)
     u = own + a_dst
-    for edge in tl.static_range(len(loop[2])):
-        u += loop[2][edge].to(ACC)
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + place, mask=mask_head, other=0.0).to(ACC)
     factor = tl.full(heads.shape, 1.0, dtype=ACC)
     if DROPOUT > 0:
         node = tl.zeros_like(heads) + row
@@ -234,8 +225,6 @@ def gat_bwd_row_kernel(
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    # a wide row's loop is on its way while edges are walked; narrow ones do not pay for the registers
-    EARLY: tl.constexpr = LOOPS and PRECISE and BLOCK_HEADS * BLOCK_DIM >= 128
     row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
     if listed:
         return
@@ -249,12 +238,6 @@ def gat_bwd_row_kernel(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    grad_at, place_loop = grad_ptr + offs_row * GRAD_STRIDE + offs_head, offs_row * HEADS + heads
-    if EARLY:
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        loop = load_gat_loop(
-            grad_at, stats_ptr, loop_edge_ptr, place_loop, mask & with_loop, mask_head & with_loop
-        )
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -288,14 +271,11 @@ def gat_bwd_row_kernel(
             tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
     if LOOPS:
-        if not EARLY:
-            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-            loop = load_gat_loop(
-                grad_at, stats_ptr, loop_edge_ptr, place_loop, mask & with_loop, mask_head & with_loop
-            )
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         loop_own, loop_x = gat_loop_gradients(
-            own, x, loop, d_loop_edge_ptr, seed_ptr, row, heads, mask_head & with_loop, HEADS, SLOPE, DROPOUT,
-            PRECISE, ACC,
+            own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
+            seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,
+            ACC,
         )  # fmt: skip
         d_own, dx = d_own + loop_own, dx + loop_x
     whole = True
