@@ -98,7 +98,7 @@ def slices_merge(num_slices: int, width: int, acc: tl.dtype) -> Launch:
 # rows: the latest stay.
 @functools.lru_cache(maxsize=256)
 def _bias_plan(index: int, dtypes: tuple[torch.dtype, ...], num_rows: int, dim: int, stride: int) -> Launch:
-    config = launch.whole_rows(min(dim, MAX_BLOCK))
+    config = launch.rows_at_once(min(dim, MAX_BLOCK), num_rows)
     programs = -(-num_rows // config.rows) * -(-dim // config.block_dim)
     rest = (num_rows, stride, dim, config.block_dim, config.rows, accumulator(dtypes[0]))
     return Launch(_bias_kernel, programs, config.warps, (), rest)

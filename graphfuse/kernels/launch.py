@@ -22,6 +22,7 @@ from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
+_MANY_ELEMENTS = 1 << 20  # of which some programs are done before others start
 FEW_SLICES = 264  # slices of rows, two for a multiprocessor of an H200: their merge takes little time
 
 
@@ -39,11 +40,16 @@ class Config(NamedTuple):
 
 
 @functools.cache
-def whole_rows(dim: int) -> Config:
+def whole_rows(dim: int, tile: int = 1024) -> Config:
     """Kernels of whole rows: 8 elements of a tile a thread, or more, as a program has 512 threads at most."""
     width = power_of_two(dim)
-    rows = max(1, 1024 // width)
+    rows = max(1, tile // width)
     return Config(width, 1, 1, min(16, max(1, rows * width // 256)), rows=rows)
+
+
+def rows_at_once(dim: int, num_rows: int) -> Config:
+    """:func:`whole_rows` of kernels that walk no slices: of a large matrix fewer programs do more each."""
+    return whole_rows(dim, 2048 if num_rows * dim >= _MANY_ELEMENTS else 1024)
 
 
 def row_slices(num_rows: int, rows: int, steps: int = 16, most: int = 1056) -> tuple[int, int]:

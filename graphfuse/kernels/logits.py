@@ -118,12 +118,13 @@ def _plan(
     # says whether x gets more than theirs
     num_rows, heads, dim = shape
     block_heads, block_dim = launch.power_of_two(heads), launch.power_of_two(dim)
-    config, acc = launch.whole_rows(block_heads * block_dim), accumulator(dtypes[0])
+    width, acc = block_heads * block_dim, accumulator(dtypes[0])
+    config = launch.whole_rows(width) if backward else launch.rows_at_once(width, num_rows)
     rest = (stride, heads, dim, block_heads, block_dim, config.rows, acc)
     if not backward:
         programs = -(-num_rows // config.rows)
         return Launch(_logits_kernel, programs, config.warps, (), (num_rows, *rest)), programs, None
-    length, programs = launch.row_slices(num_rows, config.rows, 2, 2048)  # which write rows, too
+    length, programs = launch.row_slices(num_rows, config.rows, 2)  # whose rows are written, too
     main = Launch(_logits_bwd_kernel, programs, config.warps, (), (num_rows, length, *rest))
     return main, programs, slices_merge(programs, (1 + both) * heads * dim, acc)
 

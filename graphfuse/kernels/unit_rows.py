@@ -92,7 +92,7 @@ def _plan(
     added: bool = False,
 ) -> Launch:
     # `added`: whether x gets a gradient from elsewhere too
-    config = launch.whole_rows(dim)
+    config = launch.whole_rows(dim) if backward else launch.rows_at_once(dim, num_rows)
     rest = (num_rows, *strides, dim, config.block_dim, config.rows, least, accumulator(dtype))
     kernel = _unit_rows_bwd_kernel if backward else _unit_rows_kernel
     return Launch(kernel, -(-num_rows // config.rows), config.warps, (), rest)
