@@ -21,29 +21,39 @@ from graphfuse.kernels.row_tiles import (
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
+    nothing,
     rounded,
     sum_of_products,
 )
 
 
 @triton.jit
-def loop_score(
-    own, x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
+def load_loop(
+    x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, V2: tl.constexpr,
 ):  # fmt: skip
-    # What the LeakyReLU takes, and the score, of a row's loop.
+    # What the loop of a row is made of: x, the source's number or, of V2, nothing, and the loop's number.
+    found = nothing()
+    found += (tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0),)
     if V2:
-        u = x + own
         if loop_edge_ptr is not None:
-            u += tl.load(loop_edge_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
-        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
-        s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)
+            at = loop_edge_ptr + offs_row * HEADS * DIM + offs_head
+            found += (tl.load(at, mask=mask, other=0.0),)
     else:
-        u = own + tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
+        found += (tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
         if loop_edge_ptr is not None:
-            u += tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0).to(ACC)
-        s = leaky(u, SLOPE)
-    return u, s
+            found += (tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
+    return found
+
+
+@triton.jit
+def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr):
+    # What the LeakyReLU takes, and the score, of a row's loop, of which `load_loop` found `loop`.
+    u = loop[0].to(ACC) + own if V2 else own + loop[1].to(ACC)
+    if len(loop) > 2 - V2:
+        u += loop[2 - V2].to(ACC)
+    s = leaky(u, SLOPE)
+    return u, tl.sum(rounded(att * s, mask), 1) if V2 else s
 
 
 # All heads of one row.
@@ -68,6 +78,10 @@ def additive_row_kernel(
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
+    # Whether a row's loop is on its way while its edges are walked. A tilt of many wide heads takes so many
+    # registers that few programs are there to wait for it together; where there are more it is slower.
+    WIDE: tl.constexpr = BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128
+    EARLY: tl.constexpr = WIDE and PRECISE and tilt_ptr is not None
     for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
         row, begin, end, slot, exists = row_of_program(
             ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
@@ -80,6 +94,7 @@ def additive_row_kernel(
             att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
+            att = None
         top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
         total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
         high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
@@ -88,6 +103,12 @@ def additive_row_kernel(
         if DROPOUT > 0:
             own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
         ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+        if LOOPS and EARLY:
+            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+            loop = load_loop(
+                x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
+                mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
+            )  # fmt: skip
         for start in tl.range(begin, end, EDGES, num_stages=STAGES):
             offs = start + tl.arange(0, EDGES)
             live = offs < end
@@ -135,12 +156,14 @@ def additive_row_kernel(
             top = higher
         highest = tl.max(top, 0)
         if LOOPS:  # the loop is an edge of the first slice
-            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-            own_x = tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-            loop_u, loop_s = loop_score(
-                own, own_x, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
-                mask_head & with_loop, HEADS, DIM, SLOPE, V2, ACC,
-            )  # fmt: skip
+            if not EARLY:
+                with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+                loop = load_loop(
+                    x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
+                    mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
+                )  # fmt: skip
+            own_x = loop[0].to(ACC)
+            loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
             loop_s = tl.where(with_loop, loop_s, float("-inf"))
             highest = tl.maximum(highest, loop_s)
         shift = shift_of(highest)

@@ -106,7 +106,7 @@ def _plan(
     strides: tuple[int, int],
     aligned: tuple[bool, ...],
 ) -> Launch:
-    config = launch.rows_at_once(dim, num_rows)
+    config = launch.whole_rows(dim)
     rest = (num_rows, *strides, dim, config.block_dim, config.rows, accumulator(dtype))
     return Launch(_gate_kernel, -(-num_rows // config.rows), config.warps, (), rest)
 

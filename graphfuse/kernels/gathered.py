@@ -57,7 +57,7 @@ def gathered(plans: dict[Any, Any], x: Tensor, width: int, scale: Tensor | None 
     key = ("gathered", x.dtype, *x.shape, x.stride(0), width, scale_dtype)
     plan = plans.get(key)
     if plan is None:
-        config = launch.whole_rows(width)
+        config = launch.rows_at_once(width, num_rows * heads)
         rest = (num_rows, x.stride(0), heads, dim, width, config.block_dim, config.rows, accumulator(x.dtype))
         programs = -(-num_rows * heads // config.rows)
         plan = plans[key] = Launch(_gathered_kernel, programs, config.warps, (), rest)

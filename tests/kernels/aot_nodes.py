@@ -27,6 +27,8 @@ from graphfuse.kernels import (
     unit_rows,
 )
 
+MANY_ROWS = 1 << 20  # with which kernels that walk rows once have their larger tile
+
 
 class Case(NamedTuple):
     name: str
@@ -83,18 +85,21 @@ def linear_map(dtype: str, left: int, right: int) -> Iterator[Case]:
 
 
 def normalised(dtype: str, dim: int) -> Iterator[Case]:
-    config = launch.whole_rows(dim)
     names = ("scaled_ptr", "x_ptr", "factor_ptr", "dx_ptr", "d_scaled_ptr", "d_unit_ptr", "more_ptr")
     operands = dict.fromkeys(names, f"*{dtype}") | {"inverse_ptr": "*fp32", "partial_ptr": "*fp32"}
-    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "LEAST": 1e-12}
-    constants |= dict.fromkeys(("X_STRIDE", "SCALED_STRIDE", "UNIT_STRIDE"), dim) | {"ACC": tl.float32}
-    for kernel in (unit_rows._unit_rows_kernel, unit_rows._unit_rows_bwd_kernel):
-        yield Case(f"{kernel.__name__}[{dtype}-{dim}]", kernel, operands, constants, config.warps)
+    constants = {"DIM": dim, "LEAST": 1e-12, "ACC": tl.float32}
+    constants |= dict.fromkeys(("X_STRIDE", "SCALED_STRIDE", "UNIT_STRIDE"), dim)
+    for kernel, config in (
+        (unit_rows._unit_rows_kernel, launch.rows_at_once(dim, MANY_ROWS)),
+        (unit_rows._unit_rows_bwd_kernel, launch.whole_rows(dim)),
+    ):
+        tile, name = {"BLOCK_DIM": config.block_dim, "ROWS": config.rows}, f"[{dtype}-{dim}]"
+        yield Case(kernel.__name__ + name, kernel, operands, constants | tile, config.warps)
 
 
 def terms_of_nodes(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     blocks = launch.power_of_two(heads), launch.power_of_two(dim)
-    config = launch.whole_rows(blocks[0] * blocks[1])
+    width, name = blocks[0] * blocks[1], f"[{dtype}-{heads}-{dim}]"
     names = (
         "of_left_ptr",
         "of_right_ptr",
@@ -114,20 +119,17 @@ def terms_of_nodes(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         "BLOCK_DIM": blocks[1],
         "ACC": tl.float32,
     }
-    constants |= {"ROWS": config.rows, "X_STRIDE": heads * dim}
-    for kernel in (logits._logits_kernel, logits._logits_bwd_kernel):
-        yield Case(f"{kernel.__name__}[{dtype}-{heads}-{dim}]", kernel, operands, constants, config.warps)
+    for kernel, config in (
+        (logits._logits_kernel, launch.rows_at_once(width, MANY_ROWS)),
+        (logits._logits_bwd_kernel, launch.whole_rows(width)),
+    ):
+        tile = {"ROWS": config.rows, "X_STRIDE": heads * dim}
+        yield Case(kernel.__name__ + name, kernel, operands, constants | tile, config.warps)
 
 
 def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     pointer, config, wide = f"*{dtype}", launch.whole_rows(dim), "*fp32"
-    shape = {
-        "HEADS": heads,
-        "DIM": dim,
-        "BLOCK_DIM": config.block_dim,
-        "ROWS": config.rows,
-        "ACC": tl.float32,
-    }
+    shape = {"HEADS": heads, "DIM": dim, "BLOCK_DIM": config.block_dim, "ACC": tl.float32}
     strides = {"X_STRIDE": heads * dim, "GRAD_STRIDE": heads * dim, "WIDTH": -(-dim // 8) * 8}
     strides["COPY_STRIDE"] = 4 * heads * dim
     edges = {"EDGE_DIM": 0, "BLOCK_EDGE": 1, "SLOPE": 0.2}
@@ -136,16 +138,13 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     )
     operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
     operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
-    for kernel in (
-        gathered._gathered_kernel,
-        additive_bwd._additive_delta_kernel,
-        attention_bwd._attention_delta_kernel,
+    for kernel, found in (
+        (gathered._gathered_kernel, launch.rows_at_once(dim, MANY_ROWS)),
+        (additive_bwd._additive_delta_kernel, config),
+        (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
-        name = f"{kernel.__name__}[{dtype}-{heads}-{dim}]"
-        if dtype == "fp32" and kernel is attention_bwd._attention_delta_kernel:
-            config = launch.attention_delta(dim)
-            shape |= {"ROWS": config.rows}
-        yield Case(name, kernel, operands, shape | strides | edges, config.warps)
+        name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
+        yield Case(name, kernel, operands, constants | {"ROWS": found.rows}, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
@@ -168,10 +167,13 @@ def stacked_parameters(dtype: str) -> Iterator[Case]:
 
 
 def columns_of(dtype: str, dim: int) -> Iterator[Case]:
-    config, name = launch.whole_rows(min(dim, columns.MAX_BLOCK)), f"[{dtype}-{dim}]"
+    width, name = min(dim, columns.MAX_BLOCK), f"[{dtype}-{dim}]"
     operands = dict.fromkeys(("y_ptr", "x_ptr", "bias_ptr"), f"*{dtype}") | {"partial_ptr": "*fp32"}
-    constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
-    for kernel in (columns._bias_kernel, columns._column_sum_kernel):
+    for kernel, config in (
+        (columns._bias_kernel, launch.rows_at_once(width, MANY_ROWS)),
+        (columns._column_sum_kernel, launch.whole_rows(width)),
+    ):
+        constants = {"DIM": dim, "BLOCK_DIM": config.block_dim, "ROWS": config.rows, "ACC": tl.float32}
         yield Case(kernel.__name__ + name, kernel, operands, constants, config.warps)
     at_once = columns._sum_plan(0, (torch.float32,), columns.AT_ONCE, dim, dim).main
     constants = dict(zip(("DIM", "BLOCK_DIM", "ROWS", "ACC"), at_once._rest[3:], strict=True))
