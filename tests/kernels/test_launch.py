@@ -381,21 +381,6 @@ def test_small_maps_are_taken_by_kernels() -> None:
     )
 
 
-def test_slices_of_rows_are_few_enough_to_be_merged() -> None:
-    """Each is whole steps: at most 264 slices of few rows, and 1,056 of any."""
-    for num_rows, rows, wanted in ((19_717, 16, 247), (81_306, 8, 598), (232_965, 8, 1041), (100, 8, 13)):
-        length, num_slices = launch.row_slices(num_rows, rows)
-        assert num_slices == wanted and length % rows == 0
-        assert (num_slices - 1) * length < num_rows <= num_slices * length
-    assert launch.row_slices(19_717, 16, 2) == (48, 411)
-
-
-def test_programs_take_twice_the_rows_of_a_large_matrix() -> None:
-    few, many = launch.rows_at_once(128, 8191), launch.rows_at_once(128, 8192)
-    assert few == launch.whole_rows(128) and (few.rows, few.warps) == (8, 4)
-    assert (many.rows, many.warps) == (16, 8)
-
-
 def test_what_backward_knows_of_rows_has_four_numbers_a_thread() -> None:
     for dim, rows, warps in ((7, 16, 1), (8, 16, 1), (64, 2, 1), (128, 1, 1), (300, 1, 4)):
         config = launch.attention_delta(dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ LAUNCHES: dict[str, Launched] = {
 }
 
 
-def _kernels(name: str):
+def _kernels(name: str) -> ModuleType:
+    pytest.importorskip("triton")
     return importlib.import_module(f"graphfuse.kernels.{name}")
 
 
@@ -32,9 +34,7 @@ def test_the_tile_of_a_large_matrix(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("triton")
-    from graphfuse.kernels import launch
-
+    launch = _kernels("launch")
     generator = torch.Generator().manual_seed(shape[0])
     x = torch.randn(shape, generator=generator).to(device, dtype)
     of_row = torch.randn(shape[0], generator=generator).to(device, dtype)
@@ -51,3 +51,20 @@ def test_the_tile_of_a_large_matrix(
     for small, large in zip(*found, strict=True):
         assert bool(torch.isfinite(small).all())
         torch.testing.assert_close(large, small)
+
+
+def test_slices_of_rows_are_few_enough_to_be_merged() -> None:
+    """Each is whole steps: at most 264 slices of few rows, and 1,056 of any."""
+    launch = _kernels("launch")
+    for num_rows, rows, wanted in ((19_717, 16, 247), (81_306, 8, 598), (232_965, 8, 1041), (100, 8, 13)):
+        length, num_slices = launch.row_slices(num_rows, rows)
+        assert num_slices == wanted and length % rows == 0
+        assert (num_slices - 1) * length < num_rows <= num_slices * length
+    assert launch.row_slices(19_717, 16, 2) == (48, 411)
+
+
+def test_programs_take_twice_the_rows_of_a_large_matrix() -> None:
+    launch = _kernels("launch")
+    few, many = launch.rows_at_once(128, 8191), launch.rows_at_once(128, 8192)
+    assert few == launch.whole_rows(128) and (few.rows, few.warps) == (8, 4)
+    assert (many.rows, many.warps) == (16, 8)
