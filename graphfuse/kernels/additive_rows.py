@@ -14,6 +14,7 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
     columns_of_step,
     first_columns,
+    is_first,
     row_of_program,
     row_task,
     rows_of_program,
@@ -104,7 +105,7 @@ def additive_row_kernel(
             own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
         ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
         if LOOPS and EARLY:
-            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+            with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
             loop = load_loop(
                 x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
                 mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
@@ -157,7 +158,7 @@ def additive_row_kernel(
         highest = tl.max(top, 0)
         if LOOPS:  # the loop is an edge of the first slice
             if not EARLY:
-                with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+                with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
                 loop = load_loop(
                     x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
                     mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
@@ -294,7 +295,7 @@ def gat_bwd_row_kernel(
             tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
     if LOOPS:
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
         loop_own, loop_x = gat_loop_gradients(
             own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
             seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,
