@@ -16,13 +16,13 @@ from graphfuse.kernels.row_tiles import (
     columns_of_step,
     end_of_next,
     first_columns,
-    is_first,
     row_task,
     rows_of_program,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
+    is_first,
     nothing,
     rounded,
     sum_of_products,

@@ -20,12 +20,12 @@ from graphfuse.kernels.norm_tiles import store_sum
 from graphfuse.kernels.row_tiles import (
     columns_of_step,
     first_columns,
-    is_first,
     row_task,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
+    is_first,
     rounded,
     sum_of_products,
 )

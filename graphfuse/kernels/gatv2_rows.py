@@ -10,13 +10,13 @@ from graphfuse.kernels.row_tiles import (
     columns_of_step,
     direction,
     first_columns,
-    is_first,
     row_task,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
+    is_first,
     rounded,
     sum_of_products,
 )

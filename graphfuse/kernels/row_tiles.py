@@ -23,16 +23,6 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
 
 
 @triton.jit
-def is_first(partial_ptr, ptr_ptr, row, begin, slot):
-    # Whether a program has the first edges of its row, of which the loop is one: a slice alone has to look,
-    # and to wait for what it finds.
-    first = slot < 0
-    if partial_ptr is not None:
-        first = begin == tl.load(ptr_ptr + row, mask=slot >= 0, other=begin)
-    return first
-
-
-@triton.jit
 def direction(pid, num_tasks, num_other_tasks, num_rows):
     # What a program does where those of both directions share a launch: whether its row is a source, and
     # which of the programs that walk that direction it is. Long rows of either begin first.
