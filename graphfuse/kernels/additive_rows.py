@@ -12,17 +12,15 @@ from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_co
 from graphfuse.kernels.attention_tiles import exp, shift_of
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
-    columns_of_rows,
     columns_of_step,
-    end_of_next,
     first_columns,
+    row_of_program,
     row_task,
     rows_of_program,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
-    is_first,
     nothing,
     rounded,
     sum_of_products,
@@ -84,13 +82,10 @@ def additive_row_kernel(
     # registers that few programs are there to wait for it together; where there are more it is slower.
     WIDE: tl.constexpr = BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128
     EARLY: tl.constexpr = WIDE and PRECISE and tilt_ptr is not None
-    first, last, begin, end, limit, slot = rows_of_program(ptr_ptr, tasks_ptr, num_tasks, num_rows, ROWS)
-    ahead = first_columns(column_ptr, begin, end if ROWS == 1 else limit, EDGES, STAGES)
-    for i in tl.range(0, 1 if ROWS == 1 else last - first):
-        row = first + i
-        next_end = end_of_next(ptr_ptr, row, last, end, slot)
-        # else it was listed as a task, or its slices were: it has no edges here, and nothing of it is stored
-        exists = (tl.program_id(0) < num_tasks) | (end - begin <= split)
+    for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
+        row, begin, end, slot, exists = row_of_program(
+            ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
+        )
         offs_row = tl.cast(row, tl.int64)
         heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
         mask_head = heads < HEADS
@@ -107,16 +102,17 @@ def additive_row_kernel(
         tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
         if DROPOUT > 0:
             own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
         if LOOPS and EARLY:
-            with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
+            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
             loop = load_loop(
                 x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
                 mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
             )  # fmt: skip
-        for start in tl.range(begin, tl.where(exists, end, begin), EDGES, num_stages=STAGES):
+        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
             offs = start + tl.arange(0, EDGES)
             live = offs < end
-            column, ahead = columns_of_rows(column_ptr, start, end, limit, ahead, ROWS, EDGES, STAGES)
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
             if edge_ptr is not None:
                 place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
             if LOOPS:
@@ -161,7 +157,7 @@ def additive_row_kernel(
         highest = tl.max(top, 0)
         if LOOPS:  # the loop is an edge of the first slice
             if not EARLY:
-                with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
+                with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
                 loop = load_loop(
                     x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
                     mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
@@ -206,10 +202,6 @@ def additive_row_kernel(
                 out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
                 offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
             )  # fmt: skip
-        if ROWS > 1:
-            if not exists:
-                ahead = first_columns(column_ptr, end, limit, EDGES, STAGES)
-        begin, end = end, next_end
 
 
 @triton.jit
@@ -302,7 +294,7 @@ def gat_bwd_row_kernel(
             tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
     if LOOPS:
-        with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         loop_own, loop_x = gat_loop_gradients(
             own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
             seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,

@@ -8,17 +8,11 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import (
-    columns_of_step,
-    direction,
-    first_columns,
-    row_task,
-)
+from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    is_first,
     rounded,
     sum_of_products,
 )
@@ -204,7 +198,7 @@ def gradients_of_row(
                 tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
     first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
     if LOOPS:
-        with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot)
+        with_loop = begin == tl.load(ptr_ptr + row)
         loop_out_at = None
         if ALONE:
             loop_out_at = out_ptr + offs_row * HEADS * DIM + offs_head

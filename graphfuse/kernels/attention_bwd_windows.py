@@ -24,7 +24,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.tiles import after_previous, beside_previous, dot, is_first, load_bits, load_task
+from graphfuse.kernels.tiles import after_previous, beside_previous, dot, load_bits, load_task
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def attention_bwd_window_kernel(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows, heads, TRANSPOSED)
     if LOOPS:
-        with_loop = is_first(partial_ptr, ptr_ptr, window, begin, slot)
+        with_loop = begin == tl.load(ptr_ptr + window)
         ds_loop, p_loop = loop_slopes(
             own, own_value, other_ptr + offs_row * OTHER_STRIDE + offs_dim,
             other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_dim, own_scale, mask, with_loop, stats,

@@ -17,15 +17,10 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import (
-    columns_of_step,
-    first_columns,
-    row_task,
-)
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
-    is_first,
     rounded,
     sum_of_products,
 )
@@ -114,7 +109,7 @@ def attention_row_kernel(
         top = higher
     highest = tl.max(top, 0)
     if LOOPS:  # the loop is an edge of the first slice
-        with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot)
+        with_loop = begin == tl.load(ptr_ptr + row)
         own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
         own_score = tl.sum(rounded(q * own_k, with_loop), 1)

@@ -31,16 +31,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import after_residual, store_sum
-from graphfuse.kernels.tiles import (
-    after_previous,
-    as_scores,
-    dot,
-    finite,
-    is_first,
-    load_bits,
-    load_task,
-    rows_at,
-)
+from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
 
 # The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
 LEAST = tl.constexpr(-3e38)
@@ -308,7 +299,7 @@ def attention_window_kernel(
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     with_loop = False
     if LOOPS:  # the loop is the first edge of the first slice
-        with_loop = is_first(partial_ptr, ptr_ptr, window, begin, slot)
+        with_loop = begin == tl.load(ptr_ptr + window)
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask = (rows < num_rows) & (heads < HEADS) & (dim < DIM)
     at = q_ptr + rows.to(tl.int64) * Q_STRIDE + (heads * DIM + dim)

@@ -25,7 +25,6 @@ from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
     dot,
-    is_first,
     load_bits,
     load_task,
     quads_apart,
@@ -118,7 +117,7 @@ def gat_bwd_window_kernel(
         key_rows = rows if WARPS > 1 else rows_of_scores(row_index_ptr, window, GROUP, ACC)
         own_key = key_of(seed_ptr, key_rows, heads, True)
     if LOOPS:
-        first = is_first(partial_ptr, ptr_ptr, window, begin, slot)
+        first = begin == tl.load(ptr_ptr + window)
         with_loop = first & (rows < num_loops)
         loop_du, loop_p = loop_slopes(
             x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,

@@ -33,7 +33,6 @@ from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
     finite,
-    is_first,
     load_task,
     nothing,
     rows_at,
@@ -144,7 +143,7 @@ def walk(
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     first = False
     if LOOPS:  # the loop is the first edge of the first slice
-        first = is_first(partial_ptr, ptr_ptr, window, begin, slot)
+        first = begin == tl.load(ptr_ptr + window)
     own, own_key, states = nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
         mask = (rows < num_rows) & (head + g < HEADS)

@@ -6,17 +6,11 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import (
-    columns_of_step,
-    direction,
-    first_columns,
-    row_task,
-)
+from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    is_first,
     rounded,
     sum_of_products,
 )
@@ -158,7 +152,7 @@ def gradients_of_row(
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if LOOPS:
-        with_loop = is_first(partial_ptr, ptr_ptr, row, begin, slot) & (row < num_loops)
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
         if TRANSPOSED:
             other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head

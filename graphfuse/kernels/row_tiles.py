@@ -37,30 +37,34 @@ def direction(pid, num_tasks, num_other_tasks, num_rows):
 
 
 @triton.jit
-def rows_of_program(ptr_ptr, tasks_ptr, num_tasks, num_rows, ROWS: tl.constexpr):
-    # The rows [first, last) that a program goes through, one that is a task or a slice, or ROWS others; first
-    # edge and end of the first row, end of the last; slot or -1.
-    pid = tl.program_id(0)
-    slot = -1
-    if pid < num_tasks:
-        first, begin, end, slot = load_task(tasks_ptr, pid)
-        last, limit = first + 1, end
-    else:
-        first = (pid - num_tasks) * ROWS
-        last = tl.minimum(first + ROWS, num_rows)
-        begin = tl.load(ptr_ptr + first)
-        end = tl.load(ptr_ptr + first + 1)
-        limit = tl.load(ptr_ptr + last)
-    return first, last, begin, end, limit, slot
+def rows_of_program(num_tasks, ROWS: tl.constexpr):
+    # how many rows a program goes through: one that is a task or a slice, or ROWS others
+    count = ROWS
+    if ROWS > 1:
+        if tl.program_id(0) < num_tasks:
+            count = 1
+    return count
 
 
 @triton.jit
-def end_of_next(ptr_ptr, row, last, end, slot):
-    # Where the row after `row` ends, which ends at `end`: on its way while the edges of this one are walked.
-    next_end = end
-    if slot < 0:
-        next_end = tl.load(ptr_ptr + tl.minimum(row + 2, last))
-    return next_end
+def row_of_program(ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS: tl.constexpr):
+    # The i-th row of a program: row, first edge, end, slot or -1, and whether it is there: beyond the last
+    # row is none, and one that was listed, or whose slices were, is another program's. Then it has no edges,
+    # and what comes of it is not for the program to store.
+    pid = tl.program_id(0)
+    slot = -1
+    if pid < num_tasks:
+        row, begin, end, slot = load_task(tasks_ptr, pid)
+        exists = True
+    else:
+        row = (pid - num_tasks) * ROWS + i
+        exists = row < num_rows
+        row = tl.minimum(row, num_rows - 1)
+        begin = tl.load(ptr_ptr + row)
+        end = tl.load(ptr_ptr + row + 1)
+        exists = exists & (end - begin <= split)
+        end = tl.where(exists, end, begin)
+    return row, begin, end, slot, exists
 
 
 @triton.jit
@@ -80,19 +84,6 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
     if STAGES == 1:
         return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
     return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
-
-
-@triton.jit
-def columns_of_rows(
-    column_ptr, start, end, limit, ahead, ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr
-):  # fmt: skip
-    # As `columns_of_step`, of the edges from `start` on. Of several rows the last ends at `limit`, and after
-    # the last step of one those of the next are on their way.
-    offs = start + tl.arange(0, EDGES)
-    column, following = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-    if ROWS > 1:
-        following = first_columns(column_ptr, tl.minimum(start + EDGES, end), limit, EDGES, STAGES)
-    return column, following
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
 from graphfuse.kernels import copies, launch
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, store_slice
-from graphfuse.kernels.row_tiles import end_of_next, first_columns, row_sum, rows_of_program
+from graphfuse.kernels.row_tiles import first_columns, row_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -84,13 +84,24 @@ def _spmm_row_kernel(
     pid = tl.program_id(0)
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
-    first, last, begin, end, limit, slot = rows_of_program(ptr_ptr, tasks_ptr, num_tasks, num_rows, ROWS)
+    if pid < num_tasks:
+        first, begin, end, slot = load_task(tasks_ptr, pid)
+        last, limit = first + 1, end
+    else:
+        first = (pid - num_tasks) * ROWS
+        last = tl.minimum(first + ROWS, num_rows)
+        begin = tl.load(ptr_ptr + first)
+        end = tl.load(ptr_ptr + first + 1)
+        limit = tl.load(ptr_ptr + last)
+        slot = -1
     columns = first_columns(column_ptr, begin, limit, EDGES, STAGES)
     places = columns
     if edge_weight_ptr is not None:
         places = first_columns(edge_perm_ptr, begin, limit, EDGES, STAGES)
     for row in tl.range(first, last):
-        next_end = end_of_next(ptr_ptr, row, last, end, slot)
+        next_end = end
+        if slot < 0:
+            next_end = tl.load(ptr_ptr + tl.minimum(row + 2, last))
         if (pid < num_tasks) | (end - begin <= split):  # else it was listed as a task, or its slices were
             acc, columns, places = row_sum(
                 x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit,

@@ -46,16 +46,6 @@ def load_task(tasks_ptr, task):
 
 
 @triton.jit
-def is_first(partial_ptr, ptr_ptr, task, begin, slot):
-    # Whether a program has the first edges of its row or window, of which the loop is one: a slice alone has
-    # to look, and to wait for what it finds.
-    first = slot < 0
-    if partial_ptr is not None:
-        first = begin == tl.load(ptr_ptr + task, mask=slot >= 0, other=begin)
-    return first
-
-
-@triton.jit
 def rows_at(row_index_ptr, place):
     # The rows at places of the windows, of which each has 16: num_rows or more beyond the last. Without an
     # index the rows are the places.
