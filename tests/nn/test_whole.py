@@ -180,7 +180,8 @@ def test_rows_that_are_copied_before_they_are_gathered(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=atol)
 
 
-_JOINED = [name for name in LAYERS if name.startswith("TransformerConv")] + ["GATConv", "GATv2Conv"]
+_JOINED = [name for name in LAYERS if name.startswith(("TransformerConv", "AGNNConv"))]
+_JOINED += ["GATConv", "GATv2Conv"]
 
 
 @pytest.mark.parametrize("name", _JOINED)
@@ -291,9 +292,25 @@ def test_a_second_derivative_is_that_of_the_parts(layer: Any, x: Tensor, compose
     torch.testing.assert_close(found, second(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 @pytest.mark.parametrize("name", ["GCNConv", "GATConv", "GATv2Conv", "AGNNConv", "TransformerConv"])
-def test_the_result_may_be_changed_in_place(layer: Any, x: Tensor) -> None:
+def test_the_result_may_be_changed_in_place(
+    layer: Any, x: Tensor, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "copy_pays", lambda *_: padded)
     x.requires_grad_()
     wanted = torch.autograd.grad(layer(x, EDGES.to(x.device)).relu().sum(), x)
     found = torch.autograd.grad(layer(x, EDGES.to(x.device)).relu_().sum(), x)
     assert torch.equal(*found, *wanted)
+
+
+@pytest.mark.parametrize("name", ["AGNNConv", "TransformerConv"])
+def test_a_nan_reaches_its_neighbours_alone(layer: Any, x: Tensor, walked: str, composed: Any) -> None:
+    layer, x = layer.half(), x.half()
+    x[2] = float("nan")
+    found = layer(x.requires_grad_(), EDGES.to(x.device))
+    assert named_nodes(found).endswith("LayerBackward")
+    compose(composed)
+    wanted = layer(x, EDGES.to(x.device))
+    assert 0 < int(wanted.isnan().any(1).sum()) < 7
+    torch.testing.assert_close(found, wanted, equal_nan=True)
