@@ -29,10 +29,14 @@ from graphfuse.kernels.tiles import (
 
 @triton.jit
 def load_loop(
-    x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, V2: tl.constexpr,
+    x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask, mask_head,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, V2: tl.constexpr,
 ):  # fmt: skip
-    # What the loop of a row is made of: x, the source's number or, of V2, nothing, and the loop's number.
+    # Whether a row's loop, an edge of its first slice, is one of the edges from `begin` on; and what it is
+    # made of: x, the source's number or, of V2, nothing, and the loop's number.
+    with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+    mask, mask_head = mask & with_loop, mask_head & with_loop
+    offs_row = tl.cast(row, tl.int64)
     found = nothing()
     found += (tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0),)
     if V2:
@@ -43,7 +47,7 @@ def load_loop(
         found += (tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
         if loop_edge_ptr is not None:
             found += (tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
-    return found
+    return with_loop, found
 
 
 @triton.jit
@@ -104,10 +108,9 @@ def additive_row_kernel(
             own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
         ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
         if LOOPS and EARLY:
-            with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-            loop = load_loop(
-                x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
-                mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
+            with_loop, loop = load_loop(
+                x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
+                mask_head, X_STRIDE, HEADS, DIM, V2,
             )  # fmt: skip
         for start in tl.range(begin, end, EDGES, num_stages=STAGES):
             offs = start + tl.arange(0, EDGES)
@@ -155,12 +158,11 @@ def additive_row_kernel(
                 tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
             top = higher
         highest = tl.max(top, 0)
-        if LOOPS:  # the loop is an edge of the first slice
+        if LOOPS:
             if not EARLY:
-                with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-                loop = load_loop(
-                    x_ptr, other_ptr, loop_edge_ptr, offs_row, heads, offs_head, mask & with_loop,
-                    mask_head & with_loop, X_STRIDE, HEADS, DIM, V2,
+                with_loop, loop = load_loop(
+                    x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
+                    mask_head, X_STRIDE, HEADS, DIM, V2,
                 )  # fmt: skip
             own_x = loop[0].to(ACC)
             loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)

@@ -22,7 +22,7 @@ from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
 # Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
 _MAX_EDGE_TILE = 4096
-_MANY_ELEMENTS = 1 << 20  # of which some programs are done before others start
+_MANY_ELEMENTS = 1 << 20  # whose programs do not all start at once (results, of slices too: row_kernels.md)
 FEW_SLICES = 264  # slices of rows, two for a multiprocessor of an H200: their merge takes little time
 
 
