@@ -106,11 +106,6 @@ def _plans(windows: RowWindows) -> dict[Any, Any]:
     return found
 
 
-def bias_gradient(grad: Tensor) -> Tensor:
-    """The sum of the rows of ``grad``: that of a bias, in a layer for which :func:`runs_whole` holds."""
-    return grad.sum(0) if is_batched(grad) else columns.own_sum(grad)
-
-
 def row_gradients(
     windows: RowWindows,
     grad: Tensor,
@@ -133,12 +128,12 @@ def row_gradients(
     plans = None if is_batched(grad) else _plans(windows)
     dx = None if weight is None else _aggregate.linear(plans, grad, weight.t())
     if features is None:
-        return dx, None, None if of_bias is None else bias_gradient(of_bias)
+        return dx, None, None if of_bias is None else columns.bias_gradient(of_bias)
     x, entries = features
     if entries is None:
         return dx, *_aggregate.linear_grad(plans, grad, x, of_bias, grad.dtype)
     of_weights = _gradient_of_sparse(grad, x, entries)
-    return dx, of_weights, None if of_bias is None else bias_gradient(of_bias)
+    return dx, of_weights, None if of_bias is None else columns.bias_gradient(of_bias)
 
 
 def _gradient_of_sparse(grad: Tensor, values: Tensor, entries: RowWindows) -> Tensor:

@@ -66,9 +66,12 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     return total if total.dtype == dtype else total.to(dtype)
 
 
-def own_sum(x: Tensor) -> Tensor:
-    """:func:`column_sums` in its own dtype, of an ``x`` that kernels run on."""
-    found: Tensor = _launchers().column_sums(contiguous_rows(x), x.dtype)
+def bias_gradient(grad: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum of the rows of ``grad`` in its dtype, or ``dtype``, where kernels are known to run."""
+    dtype = dtype or grad.dtype
+    if is_batched(grad):
+        return grad.sum(0).to(dtype)
+    found: Tensor = _launchers().column_sums(contiguous_rows(grad), dtype)
     return found
 
 
@@ -82,13 +85,6 @@ def _launchers() -> Any:
     from graphfuse.kernels import columns  # imports triton
 
     return columns
-
-
-def _bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    if is_batched(grad):
-        return grad.sum(0).to(dtype)
-    found: Tensor = _launchers().column_sums(contiguous_rows(grad), dtype)
-    return found
 
 
 class AddBias(torch.autograd.Function):
@@ -106,7 +102,7 @@ class AddBias(torch.autograd.Function):
     @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         """Gradients of ``x`` and ``bias``."""
-        return grad, _bias_gradient(grad, grad.dtype) if ctx.needs_input_grad[1] else None
+        return grad, bias_gradient(grad) if ctx.needs_input_grad[1] else None
 
 
 class BiasGradient(torch.autograd.Function):
@@ -124,7 +120,7 @@ class BiasGradient(torch.autograd.Function):
     @advises
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of ``y`` and ``bias``."""
-        return grad, _bias_gradient(grad, ctx.dtype)
+        return grad, bias_gradient(grad, ctx.dtype)
 
 
 _apply_bias = direct_apply(AddBias)

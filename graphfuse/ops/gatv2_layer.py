@@ -12,7 +12,8 @@ from graphfuse.formats.memory import advises
 from graphfuse.ops import _check, additive
 from graphfuse.ops._attended import additive_backward, additive_forward
 from graphfuse.ops._library import direct_apply, once_differentiable
-from graphfuse.ops._whole import Features, Maps, bias_gradient, map_gradients, projected, runs_whole
+from graphfuse.ops._whole import Features, Maps, map_gradients, projected, runs_whole
+from graphfuse.ops.columns import bias_gradient
 
 
 def gatv2_layer(

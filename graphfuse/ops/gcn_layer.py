@@ -16,7 +16,8 @@ from graphfuse.kernels.orders import GemmOrder
 from graphfuse.ops import _aggregate
 from graphfuse.ops._aggregate import Aggregation
 from graphfuse.ops._library import direct_apply, for_gradient, is_batched
-from graphfuse.ops._whole import bias_gradient, runs_whole
+from graphfuse.ops._whole import runs_whole
+from graphfuse.ops.columns import bias_gradient
 
 
 class Sums:
