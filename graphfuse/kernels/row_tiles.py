@@ -114,3 +114,15 @@ def row_sum(
             x = x * tl.load(edge_weight_ptr + place, mask=live, other=0.0).to(ACC)[:, None]
         acc += x
     return tl.sum(acc, 0)[None, :], columns, places
+
+
+@triton.jit
+def together(a, b, zero):
+    # a, which is not to be had before b has been loaded too, so that the compiler asks memory for both before
+    # it computes with one. `zero` is 0 and must not look it.
+    if a.dtype == tl.float32 and b.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        a = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $4, $8, $12, 0xF8; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+            "=f,=f,=f,=f,f,f,f,f,f,f,f,f,r,r,r,r", [a, b, zero], dtype=tl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
+    return a
