@@ -51,24 +51,6 @@ def load_loop(
 
 
 @triton.jit
-def load_sources(
-    x_ptr, other_ptr, column, live, row, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr,
-):  # fmt: skip
-    # What the edges of a step are made of: whether each is one, x and, of GAT, the source's number.
-    if LOOPS:
-        live = live & (column != row)
-    found = nothing()
-    offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
-    found += (live,)
-    found += (tl.load(x_ptr + offs_x, mask=live[:, None, None] & mask[None, :, :], other=0.0),)
-    if not V2:
-        offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-        found += (tl.load(other_ptr + offs_other, mask=live[:, None] & mask_head[None, :], other=0.0),)
-    return found
-
-
-@triton.jit
 def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr):
     # What the LeakyReLU takes, and the score, of a row's loop, of which `load_loop` found `loop`.
     u = loop[0].to(ACC) + own if V2 else own + loop[1].to(ACC)
@@ -104,7 +86,6 @@ def additive_row_kernel(
     # registers that few programs are there to wait for it together; where there are more it is slower.
     WIDE: tl.constexpr = BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128
     EARLY: tl.constexpr = WIDE and PRECISE and tilt_ptr is not None
-    AHEAD: tl.constexpr = STAGES == 0  # the rows of the next step are on their way
     for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
         row, begin, end, slot, exists = row_of_program(
             ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
@@ -131,35 +112,17 @@ def additive_row_kernel(
                 x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
                 mask_head, X_STRIDE, HEADS, DIM, V2,
             )  # fmt: skip
-        if AHEAD:
-            column = ahead
-            offs = begin + tl.arange(0, EDGES)
-            sources = load_sources(
-                x_ptr, other_ptr, column, offs < end, row, heads, offs_head, mask, mask_head, X_STRIDE, HEADS,
-                LOOPS, V2,
-            )  # fmt: skip
-            ahead = first_columns(column_ptr, begin + EDGES, end, EDGES, STAGES)
-        for start in tl.range(begin, end, EDGES, num_stages=STAGES if STAGES > 0 else 1):
+        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
             offs = start + tl.arange(0, EDGES)
-            if AHEAD:
-                found, now = sources, column
-                column = ahead
-                sources = load_sources(
-                    x_ptr, other_ptr, column, offs < end - EDGES, row, heads, offs_head, mask, mask_head,
-                    X_STRIDE, HEADS, LOOPS, V2,
-                )  # fmt: skip
-                ahead = first_columns(column_ptr, start + 2 * EDGES, end, EDGES, STAGES)
-            else:
-                now, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-                found = load_sources(
-                    x_ptr, other_ptr, now, offs < end, row, heads, offs_head, mask, mask_head, X_STRIDE, HEADS,
-                    LOOPS, V2,
-                )  # fmt: skip
-            live = found[0]
+            live = offs < end
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
             if edge_ptr is not None:
-                place = tl.load(edge_perm_ptr + offs, mask=offs < end, other=0).to(tl.int64)
+                place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
+            if LOOPS:
+                live = live & (column != row)
             gathered = live[:, None, None] & mask[None, :, :]
-            x = found[1].to(ACC)
+            offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
+            x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
             live = live[:, None]
             if V2:
                 u = x + own[None, :, :]
@@ -168,7 +131,9 @@ def additive_row_kernel(
                     u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
                 s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
             else:
-                u = own[None, :] + found[2].to(ACC)
+                offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+                other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
+                u = own[None, :] + other.to(ACC)
                 if edge_ptr is not None:
                     u += tl.load(
                         edge_ptr + place[:, None] * HEADS + heads[None, :],
@@ -186,7 +151,7 @@ def additive_row_kernel(
                 high = high * rescale + tl.where(u > 0, p, 0.0)
             if DROPOUT > 0:
                 copy = load_copies(copy_ptr, offs, offs < end)
-                other_key = of_copy(key_of(seed_ptr, now[:, None], 0, True), copy[:, None])
+                other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
                 p *= kept(own_key, other_key, DROPOUT, 1.0)
             acc = acc * rescale[:, :, None] + p[:, :, None] * x
             if tilt_ptr is not None:

@@ -195,7 +195,7 @@ def _plan(
         rest += (config.step, config.stages, config.warps, config.guess, scale, dropout)
         main, w = window_launch(attention_window_kernel, structure, config, heads, loops, rest, acc)
     else:
-        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), False, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)

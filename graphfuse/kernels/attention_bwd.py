@@ -102,7 +102,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         rest += (config.step, config.stages, config.warps, scale, dropout)
         main, w = window_launch(attention_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
-        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), edge_dim)
+        config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), True, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
@@ -183,7 +183,7 @@ def _alone_plan(
         return plan
     (w, own_copies, _), (t, other_copies, _) = structures
     heads, dim, scale, dropout, dtype, _, loops = shape
-    config, acc = launch.attention_row(heads, dim, dtype.itemsize, row_load(w)), accumulator(dtype)
+    config, acc = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), True), accumulator(dtype)
     graph = (w.ptr, w.tasks, w.column, own_copies, t.ptr, t.tasks, t.column, other_copies)
     tasks = w.tasks.size(0), t.tasks.size(0)
     rest: tuple[Any, ...] = (tasks[0], w.num_rows, w.split, tasks[1], t.split, *strides, heads, dim)

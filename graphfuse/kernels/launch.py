@@ -257,7 +257,7 @@ def attention_delta(dim: int) -> Config:
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int = 0) -> Config:
+def attention_row(heads: int, dim: int, size: int, load: RowLoad, back: bool, edge_dim: int = 0) -> Config:
     """Row kernels of attention, elements of ``size`` bytes.
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
@@ -270,7 +270,7 @@ def attention_row(heads: int, dim: int, size: int, load: RowLoad, edge_dim: int 
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
-        step, warps = float32_rows.attention(heads, width, load)
+        step, warps = float32_rows.attention(heads, width, load, back)
         return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
@@ -373,7 +373,7 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
 @functools.cache
 def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
     """Row kernels of GAT's attention; forward reads but one row an edge, and takes twice as many a step."""
-    config = attention_row(heads, dim, size, load)
+    config = attention_row(heads, dim, size, load, backward)
     if size > 2:
         step, warps = float32_rows.gat(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
@@ -385,7 +385,7 @@ def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> C
 @functools.cache
 def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
     """Row kernels of GATv2's attention; long rows keep four warps busy."""
-    config = attention_row(heads, dim, size, load)
+    config = attention_row(heads, dim, size, load, backward)
     if size > 2:
         step, warps = float32_rows.gatv2(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)

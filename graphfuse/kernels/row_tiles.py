@@ -72,7 +72,7 @@ def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.conste
     # The columns, or other numbers, of the first edges from `begin` on, for a step to come. With a pipeline
     # that step loads them itself.
     ahead = begin + tl.arange(0, EDGES)
-    if STAGES <= 1:
+    if STAGES == 1:
         ahead = tl.load(column_ptr + ahead, mask=ahead < end, other=0)
     return ahead
 
@@ -81,7 +81,7 @@ def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.conste
 def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
     # The columns of the edges `offs` of a row, and what to hand to the next step: without a pipeline its
     # columns, on their way, as it would wait for memory twice else.
-    if STAGES <= 1:
+    if STAGES == 1:
         return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
     return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
 

@@ -118,8 +118,12 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
     dropout = {"seed_ptr": "*i64", "copy_ptr": "*i32", "other_copy_ptr": "*i32"}
     size = 4 if dtype == "fp32" else 2
     kernels = []
-    for rows in dict.fromkeys(launch.attention_row(heads, dim, size, n, edge_dim) for n in RowLoad):
-        kernels += [(attention_rows.attention_row_kernel, rows, False)]
+    forward, backward = (
+        dict.fromkeys(launch.attention_row(heads, dim, size, load, back, edge_dim) for load in RowLoad)
+        for back in (False, True)
+    )
+    kernels += [(attention_rows.attention_row_kernel, rows, False) for rows in forward]
+    for rows in backward:
         kernels += [(attention_bwd_rows.attention_bwd_row_kernel, rows, side) for side in (False, True)]
         if dtype == "fp32" and edge_dim == 0:
             kernels += [(attention_bwd_rows.attention_bwd_alone_kernel, rows, False)]

@@ -33,3 +33,14 @@ def dump(compiled: Any, what: str) -> str:
         file.write(compiled.asm["cubin"])
         file.flush()
         return subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def inner_loop(sass: str) -> list[str]:
+    """The instructions of the shortest loop that reads memory; ``sass`` is what :func:`dump` prints."""
+    found = re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", sass)
+    instructions, loops = [(int(at, 16), text) for at, text in found], []
+    for at, text in instructions:
+        if jump := re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text):
+            loop = [one for place, one in instructions if int(jump[1], 16) <= place <= at]
+            loops += [loop] if any("LDG" in one for one in loop) else []
+    return min(loops, key=len)

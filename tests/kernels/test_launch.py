@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from graphfuse.kernels import float32_rows, launch, linear_shapes, orders
+from graphfuse.kernels import launch, linear_shapes, orders
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
@@ -151,20 +151,6 @@ def test_rows_ask_for_what_those_of_the_transpose_do() -> None:
     ):
         rows, cols, edges = sizes
         assert launch.row_load(rows, cols, edges) is launch.row_load(cols, rows, edges) is load
-
-
-@pytest.mark.parametrize("heads_and_dim", [(4, 32), (8, 8), (1, 64), (1, 128), (8, 64)])
-def test_short_rows_of_float32_take_few_edges_a_step(heads_and_dim: tuple[int, int]) -> None:
-    short, normal = launch.RowLoad.SHORT, launch.RowLoad.NORMAL
-    tables = (
-        lambda *call: launch.attention_row(*call),
-        lambda *call: launch.gat_row(*call, True),
-        lambda *call: launch.gatv2_row(*call, True),
-    )
-    for row in tables:
-        few, many = (row(*heads_and_dim, 4, load) for load in (short, normal))
-        assert few.step <= 2 and few.step < many.step and few.warps <= many.warps and few.stages == 1
-        assert row(*heads_and_dim, 2, short) == row(*heads_and_dim, 2, normal)
 
 
 def test_what_tasks_ask_of_the_gpu() -> None:
@@ -323,15 +309,6 @@ def test_aggregation_in_float32_walks_rows_where_that_was_faster(
     small = rows < 4224 and dim == 16
     assert launch.prefers_rows(*sizes, dim, torch.float32, True) == small  # with a product in the kernel
     assert launch.prefers_rows(*sizes, dim, torch.float16, False) == small
-
-
-def test_programs_of_gat_go_through_two_rows_where_that_was_faster() -> None:
-    normal = launch.RowLoad.NORMAL
-    for heads, dim, tilted, rows in ((8, 8, False, 2), (8, 8, True, 1), (4, 32, True, 2), (1, 64, False, 1)):
-        assert float32_rows.rows_of_gat(18_333, heads, dim, tilted, normal) == rows
-        assert float32_rows.rows_of_gat(13_752, heads, dim, tilted, normal) == 1
-        for load in set(launch.RowLoad) - {normal}:
-            assert float32_rows.rows_of_gat(10**6, heads, dim, tilted, load) == 1
 
 
 def test_rows_of_aggregation_fill_the_gpu() -> None:
