@@ -17,7 +17,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
@@ -82,7 +82,6 @@ def attention_row_kernel(
         else:
             v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
             v = v.to(ACC)
-            k = together(k, v, end >> 31)
         s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
         if key_scale_ptr is not None:
             offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]

@@ -115,11 +115,8 @@ def gradients_of_row(
             other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
             offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
             grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            if ALONE:
-                at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
-                out = tl.load(at, mask=gathered, other=0.0).to(ACC)
-                grad = together(grad, out, end >> 31)
-            other = together(other, grad, end >> 31)
+            if not ALONE:
+                other = together(other, grad, end >> 31)
             x = own[None, :, :]
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
@@ -138,6 +135,8 @@ def gradients_of_row(
         s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
+            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
+            out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
         elif own_out is not None:
             dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
