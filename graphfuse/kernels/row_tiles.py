@@ -118,9 +118,9 @@ def row_sum(
 
 @triton.jit
 def together(a, b, zero):
-    # a, which is not to be had before b has been loaded as well. So the compiler asks memory for both before it
-    # computes with one, where it would put the second off to save registers, and wait twice. `zero` is 0, which
-    # the compiler must not know. Of four numbers, which one load brings, the first is enough.
+    # a, which is not to be had before b has been loaded as well. So the compiler asks memory for both before
+    # it computes with one, where it would put the second off to save registers, and wait twice. `zero` is 0,
+    # which the compiler must not know. Of four numbers, which one load brings, the first is enough.
     if a.dtype == tl.float32 and b.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
         a = tl.inline_asm_elementwise(
             "lop3.b32 $0, $4, $8, $12, 0xF8; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
