@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import LEAST, exp, next_weight, shift_of
+from graphfuse.kernels.attention_tiles import exp, shift_of
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
     columns_of_step,
@@ -99,7 +99,7 @@ def additive_row_kernel(
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None
-        top = tl.full((EDGES, BLOCK_HEADS), LEAST, dtype=ACC)
+        top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
         total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
         high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
         acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -142,7 +142,10 @@ def additive_row_kernel(
                     ).to(ACC)
                 s = leaky(u, SLOPE)
             s = tl.where(live, s, float("-inf"))
-            p, rescale, top = next_weight(top, s, PRECISE)
+            higher = tl.maximum(top, s)
+            shift = shift_of(higher)
+            p = exp(s - shift, PRECISE)
+            rescale = exp(top - shift, PRECISE)
             total = total * rescale + p
             if tilt_ptr is not None:
                 high = high * rescale + tl.where(u > 0, p, 0.0)
@@ -153,7 +156,7 @@ def additive_row_kernel(
             acc = acc * rescale[:, :, None] + p[:, :, None] * x
             if tilt_ptr is not None:
                 tilt = tilt * rescale[:, :, None] + tl.where(u > 0, p, 0.0)[:, :, None] * x
-        top = tl.where(total == 0, float("-inf"), top)  # of places without an edge; NaN is not 0
+            top = higher
         highest = tl.max(top, 0)
         if LOOPS:
             if not EARLY:

@@ -10,10 +10,8 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
-    LEAST,
     exp,
     inverse,
-    next_weight,
     shift_of,
     store_softmax,
 )
@@ -63,7 +61,7 @@ def attention_row_kernel(
     if edge_attr_ptr is not None:
         own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
-    top = tl.full((EDGES, BLOCK_HEADS), LEAST, dtype=ACC)
+    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
     total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
     acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
@@ -94,7 +92,10 @@ def attention_row_kernel(
             edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
             s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
         s = tl.where(live[:, None], s * SCALE, float("-inf"))
-        p, rescale, top = next_weight(top, s, PRECISE)
+        higher = tl.maximum(top, s)
+        shift = shift_of(higher)
+        p = exp(s - shift, PRECISE)
+        rescale = exp(top - shift, PRECISE)
         total = total * rescale + p
         if DROPOUT > 0:
             copy = tl.zeros_like(column)
@@ -105,7 +106,7 @@ def attention_row_kernel(
         acc = acc * rescale[:, :, None] + p[:, :, None] * v
         if edge_attr_ptr is not None:
             edge_acc = edge_acc * rescale[:, :, None] + p[:, :, None] * edge_attr
-    top = tl.where(total == 0, float("-inf"), top)  # of places without an edge; NaN is not 0
+        top = higher
     highest = tl.max(top, 0)
     if LOOPS:  # the loop is an edge of the first slice
         with_loop = begin == tl.load(ptr_ptr + row)
