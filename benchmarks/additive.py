@@ -195,6 +195,7 @@ def _pyg(i: Inputs) -> Prepared:
 
 
 _LARGE = ("reddit", "uniform-2.4m-124m")
+_SHAPES = ((1, 64), (1, 128), (4, 32), (8, 8))  # heads, head_dim
 Bench(
     name="additive",
     sweep=[
@@ -222,7 +223,7 @@ Bench(
         {
             "graph": ("github", "ego-twitter"),
             "kind": ("gat", "gatv2"),
-            "shape": ((4, 32), (8, 8)),
+            "shape": (*_SHAPES, (8, 16)),
             "dtype": (torch.float32,),
             "mode": _MODES,
         },
@@ -236,8 +237,8 @@ Bench(
         },
         {
             "graph": ("github", "ego-twitter"),
-            "kind": ("gat",),
-            "shape": ((4, 32), (8, 8)),
+            "kind": ("gat", "gatv2"),
+            "shape": (*_SHAPES, (8, 16)),
             "dtype": (torch.float32,),
             "mode": _MODES,
             "dropout": (0.6,),

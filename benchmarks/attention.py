@@ -159,6 +159,19 @@ Bench(
             "dtype": (torch.bfloat16, torch.float32),
             "mode": _MODES,
         },
+        {
+            "graph": ("github", "ego-twitter"),
+            "shape": ((1, 128), (4, 64), (8, 16), (8, 8)),
+            "dtype": (torch.float32,),
+            "mode": _MODES,
+        },
+        {
+            "graph": ("github", "ego-twitter"),
+            "shape": (*_SHAPES, (8, 8)),
+            "dtype": (torch.float32,),
+            "mode": _MODES,
+            "dropout": (0.3,),
+        },
         {"graph": ("cora", "pubmed"), "shape": ((8, 8),), "dtype": (torch.float32,), "mode": _MODES},
         {
             "graph": ("github", "ego-twitter", "reddit"),
