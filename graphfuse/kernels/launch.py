@@ -257,20 +257,20 @@ def attention_delta(dim: int) -> Config:
 
 
 @functools.cache
-def attention_row(heads: int, dim: int, size: int, load: RowLoad, back: bool, edge_dim: int = 0) -> Config:
-    """Row kernels of attention, elements of ``size`` bytes.
+def attention_row(
+    heads: int, dim: int, size: int, load: RowLoad, backward: bool, edge_dim: int = 0
+) -> Config:
+    """Row kernels of attention, elements of ``size`` bytes; float32 has no pipeline.
 
     ``rows`` is the block of heads, ``block_out`` that of an edge's numbers, whose gradient wants all heads in
-    one program. In half precision a step of one warp is one load of 16 bytes a thread. float32 takes
-    several edges a step, each with a sum of its own, which keeps it exact; no pipeline.
+    one program. In half precision a step of one warp is one load of 16 bytes a thread.
     """
-    block_dim, block_edge = power_of_two(dim), power_of_two(edge_dim)
-    block_heads = power_of_two(heads)
+    block_dim, block_edge, block_heads = power_of_two(dim), power_of_two(edge_dim), power_of_two(heads)
     if edge_dim == 0:
         block_heads = min(block_heads, max(1, 512 // block_dim))
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
-        step, warps = float32_rows.attention(heads, width, load, back)
+        step, warps = float32_rows.attention(heads, width, load, backward)
         return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))

@@ -118,7 +118,7 @@ def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
         (("attention", "attention_row", "--vary", "step"), "write NAME=VALUE"),
         (
             ("attention", "attention_row", "--vary", "step=1", "--calls", "head=1"),
-            "attention_row has no parameter head; it has heads, dim, size, load, edge_dim",
+            "attention_row has no parameter head; it has heads, dim, size, load, backward, edge_dim",
         ),
     ],
 )
