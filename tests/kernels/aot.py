@@ -75,7 +75,8 @@ ROW_STRIDES = tuple(
 )
 
 
-def compile_case(case: Case, target: str) -> dict[str, Any]:
+def compiled(case: Case, target: str) -> Any:
+    """The kernel as Triton has compiled it."""
     names = case.kernel.arg_names
     types = {**INDICES, **NUMBERS, **STRIDES, **case.operands}
     given = {name for name in names if name in types and name not in case.constants}
@@ -94,17 +95,21 @@ def compile_case(case: Case, target: str) -> dict[str, Any]:
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: TARGETS[target]))
     building = case.kernel.__module__.startswith(BUILDING)
     with contextlib.nullcontext() if building else of_one_warp():
-        compiled = triton.compile(source, target=TARGETS[target], options=options)
-    report = {"shared": compiled.metadata.shared, "limit": SHARED_LIMIT[target]}
+        return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def compile_case(case: Case, target: str) -> dict[str, Any]:
+    kernel, building = compiled(case, target), case.kernel.__module__.startswith(BUILDING)
+    report = {"shared": kernel.metadata.shared, "limit": SHARED_LIMIT[target]}
     report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name.replace("[inference-", "["), SPILLED)
-    report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(compiled.asm["ttir"])}
+    report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(kernel.asm["ttir"])}
     if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
-        report["products"] = dump(compiled, "-sass").count("HMMA.")
-    ptx = compiled.asm.get("ptx", "")
+        report["products"] = dump(kernel, "-sass").count("HMMA.")
+    ptx = kernel.asm.get("ptx", "")
     report["waits_for_all"] = case.warps == 1 and not building and "bar.sync" in ptx
     report["waits"] = "griddepcontrol.wait" in ptx
     report["waits_wanted"] = target in ("sm_90", "sm_100") and not building
-    return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(compiled, target)}
+    return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(kernel, target)}
 
 
 def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterator[Case]:

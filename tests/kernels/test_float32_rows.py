@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graphfuse.kernels import float32_rows, launch
+from tests.kernels.compiled import without_interpreter
 
 # Compiles what walks many rows for a GPU that is not there, and prints of each kernel how many rows it asks
 # for in a step, and how many of them before it computes with one.
@@ -18,21 +15,10 @@ COMPILES = """
 import itertools
 import sys
 
-import triton
-
 from graphfuse.kernels import launch
 from tests.kernels import aot
 from tests.kernels.compiled import dump, inner_loop
 
-triton_compile, compiled = triton.compile, []
-
-
-def keep(*given, **how):
-    compiled.append(triton_compile(*given, **how))
-    return compiled[-1]
-
-
-triton.compile = keep
 heads, dim = map(int, sys.argv[1:])
 attention, gat, gatv2 = (
     [row(heads, dim, 4, launch.RowLoad.NORMAL, backward) for backward in (False, True)]
@@ -53,8 +39,7 @@ for case in itertools.chain(dot, additive):
     shape = case.constants["EDGES"], case.warps
     if table is None or "-0.0-" not in case.name or shape != (table.step, table.warps):
         continue
-    aot.compile_case(case, "sm_90")
-    loop = inner_loop(dump(compiled[-1], "-sass"))
+    loop = inner_loop(dump(aot.compiled(case, "sm_90"), "-sass"))
     rows = [place for place, text in enumerate(loop) if "LDG.E.128" in text]
     first = next(place for place, text in enumerate(loop) if "SHFL" in text or "MUFU" in text)
     print(name, len(rows), sum(place < first for place in rows))
@@ -105,15 +90,7 @@ def test_programs_of_gat_go_through_two_rows_where_that_was_faster() -> None:
 @pytest.mark.parametrize(("heads", "dim"), [(4, 32), (8, 8), (1, 64)])
 def test_rows_of_a_step_are_asked_for_before_one_is_waited_for(heads: int, dim: int) -> None:
     """As they stand in the kernels; but the assembler may put one off, to save registers."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILES, str(heads), str(dim)],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [line.split() for line in done.stdout.splitlines()]
+    found = [line.split() for line in without_interpreter(COMPILES, str(heads), str(dim)).splitlines()]
     assert (
         len({name for name, *_ in found}) == 5 and len(found) >= 8
     )  # both directions of backward, both GATs

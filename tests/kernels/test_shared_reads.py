@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from graphfuse.kernels.tiles import dealt
+from tests.kernels.compiled import without_interpreter
 
 # compiles kernels for a GPU that is not there, and prints how often each reads a number by itself
 COMPILES = """
 import sys
 
-import triton
-
 from tests.kernels import aot
 
-triton_compile, compiled = triton.compile, []
-
-
-def keep(*given, **how):
-    compiled.append(triton_compile(*given, **how))
-    return compiled[-1]
-
-
-triton.compile = keep
 for case in aot.cases():
     if case.name in sys.argv[1:]:
-        aot.compile_case(case, "sm_90")
-print(*(one.asm["ptx"].count("ld.shared.b32") for one in compiled))
+        print(aot.compiled(case, "sm_90").asm["ptx"].count("ld.shared.b32"))
 """
 
 
@@ -62,14 +46,5 @@ def test_other_steps_stay_in_order(row_bytes: int, columns: int, device: torch.d
 
 
 def test_no_column_is_read_by_itself() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "0"}
     names = [f"_spmm_window_kernel[fp16-64-None-{load}-bare]" for load in ("FEW", "LONG")]
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILES, *names],
-        env=env,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["0", "0"]
+    assert without_interpreter(COMPILES, *names).split() == ["0", "0"]
