@@ -8,7 +8,7 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task
+from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
@@ -134,6 +134,8 @@ def gradients_of_row(
         else:
             offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
             other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            if not ALONE:
+                other = together(other, other_value, end >> 31)
         if TRANSPOSED:
             place = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             top, norm, delta = load_stats(

@@ -59,3 +59,16 @@ def inner_loop(sass: str) -> list[str]:
             loop = [one for place, one in instructions if int(jump[1], 16) <= place <= at]
             loops += [loop] if any("LDG" in one for one in loop) else []
     return min(loops, key=len)
+
+
+def rows_asked_for(loop: list[str]) -> tuple[int, int]:
+    """How many gathers of 16 bytes a loop has, and how many before it computes with what one has brought."""
+    brought, count, early, waits = set[str](), 0, 0, False
+    for text in loop:
+        if found := re.search(r"LDG\.E\.128\S* R(\d+)", text):
+            count, early = count + 1, early + (not waits)
+            brought |= {f"R{int(found[1]) + nth}" for nth in range(4)}
+        else:
+            _, _, sources = text.partition(",")
+            waits |= not brought.isdisjoint(re.findall(r"R\d+", sources))
+    return count, early
