@@ -8,7 +8,8 @@ from graphfuse.kernels.attention_tiles import LOG2_E, exp, inverse, slope, store
 
 @triton.jit
 def leaky(u, SLOPE: tl.constexpr):
-    return tl.where(u > 0, u, u * SLOPE)
+    # a maximum is one instruction where a choice is two; of a slope of 0 it would make a number of -inf * 0
+    return tl.maximum(u, u * SLOPE) if SLOPE > 0 and SLOPE <= 1 else tl.where(u > 0, u, u * SLOPE)
 
 
 @triton.jit

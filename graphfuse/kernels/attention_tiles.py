@@ -289,12 +289,31 @@ def exp(x, PRECISE: tl.constexpr):
     # puts back what the product lost. Half precision would not see it.
     if x.dtype == tl.float64:
         return tl.exp(x)
+    if PRECISE:  # e to the power of -200 is 0, and that of -inf would be a NaN
+        x = tl.maximum(x, -200.0, propagate_nan=tl.PropagateNan.ALL)
     t = x * LOG2_E
     y = tl.exp2(t)
     if PRECISE:
-        lost = tl.fma(x, LOG2_E, -t) + x * 1.925963033500149e-08  # log2(e) - float32(log2(e))
-        y = tl.where(y == 0, 0.0, y + y * (lost * 0.6931471805599453))  # a NaN stays
+        lost = tl.fma(t, 1.904654323148236e-09, tl.fma(t, -0.6931471805599453, x))  # log(2) in two pieces
+        y = tl.fma(y, lost, y)
     return y
+
+
+LEAST = tl.constexpr(-3.4028234663852886e38)
+
+
+@triton.jit
+def next_weight(top, s, FIXED: tl.constexpr, PRECISE: tl.constexpr):
+    # Of a softmax whose maximum so far is `top`, a number, at first LEAST: the weight of a score s, and what
+    # sums so far are multiplied with, both by the new maximum, and that. One of the two is 1, so one
+    # exponential will do. FIXED: weights are not by the maximum, and sums stay.
+    higher = tl.maximum(top, s)
+    if FIXED:
+        p, rescale = exp(s, PRECISE), 1.0 + tl.zeros_like(s)
+    else:
+        e, grows = exp(-tl.abs(s - top), PRECISE), s > top
+        p, rescale = tl.where(grows, 1.0, e), tl.where(grows, e, 1.0)
+    return p, rescale, higher
 
 
 @triton.jit

@@ -132,7 +132,8 @@ def gradients_of_row(
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
-        s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)  # as forward adds it up
+        bent = leaky(u, SLOPE)
+        s = sum_of_products(att[None, :, :] * bent, gathered, 2, DIM)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
             at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
@@ -148,7 +149,7 @@ def gradients_of_row(
         if TRANSPOSED:
             summed += dropped[:, :, None] * grad
         else:
-            d_att += du * u
+            d_att += ds[:, :, None] * bent
             if d_edge_ptr is not None:
                 value = du * att[None, :, :]
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
