@@ -10,110 +10,21 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import (
-    LEAST,
     exp,
     inverse,
-    next_weight,
+    repeats,
     shift_of,
     store_softmax,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
     rounded,
     sum_of_products,
 )
-
-
-@triton.jit
-def softmax_of_row(
-    q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
-    seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
-    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, PRECISE: tl.constexpr, FIXED: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # What one row adds up, by its maximum. FIXED: weights are e to the power of their scores, as if that
-    # were 0, which saves choices for each score and a product for each number; it is for scores that are not
-    # far from 0, as the maximum tells that comes back.
-    top = tl.full((EDGES, BLOCK_HEADS), LEAST, dtype=ACC)
-    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-        offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        if LOOPS:
-            live = live & (column != row)
-        offs_other = column[:, None, None].to(tl.int64)
-        gathered = live[:, None, None] & mask[None, :, :]
-        k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
-        if key_scale_ptr is not None:
-            v = k
-        else:
-            v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
-            v = v.to(ACC)
-        s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
-        if key_scale_ptr is not None:
-            offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-            s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
-        if edge_attr_ptr is not None:
-            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
-            at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
-            edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
-            s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
-        s = tl.where(live[:, None], s * SCALE, float("-inf"))
-        p, rescale, top = next_weight(top, s, FIXED, PRECISE)
-        total = total * rescale + p
-        if DROPOUT > 0:
-            copy = tl.zeros_like(column)
-            if copy_ptr is not None:
-                copy = tl.load(copy_ptr + offs, mask=live, other=0)
-            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
-            p *= kept(own_key, other_key, DROPOUT, 1.0)
-        acc = acc * rescale[:, :, None] + p[:, :, None] * v
-        if edge_attr_ptr is not None:
-            edge_acc = edge_acc * rescale[:, :, None] + p[:, :, None] * edge_attr
-    top = tl.where(total == 0, float("-inf"), top)  # of places without an edge; NaN is not 0
-    highest = tl.max(top, 0)
-    if LOOPS:  # the loop is an edge of the first slice
-        with_loop = begin == tl.load(ptr_ptr + row)
-        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_score = tl.sum(rounded(q * own_k, with_loop), 1)
-        if key_scale_ptr is not None:
-            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
-        # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
-        # and a loop that is all of its row would not weigh 1.
-        own_score = tl.where(with_loop, own_score * SCALE, float("-inf"))
-        highest = tl.where(with_loop, tl.maximum(highest, own_score), highest)
-    shift = shift_of(highest)
-    if FIXED:
-        rescale = exp(tl.zeros_like(top) - shift[None, :], PRECISE)
-    else:
-        rescale = exp(top - shift[None, :], PRECISE)
-    some = (total == 0) == 0  # the places that had an edge; NaN is not 0
-    total = tl.sum(rounded(total * rescale, some), 0)
-    acc = tl.sum(rounded(acc * rescale[:, :, None], some[:, :, None]), 0)
-    edge_acc = tl.sum(rounded(edge_acc * rescale[:, :, None], some[:, :, None]), 0)
-    top = highest
-    if LOOPS:
-        p = exp(own_score - shift, PRECISE) + own_score * 0  # NaN if the score is no number
-        p = tl.where(with_loop, p, 0.0)
-        total += p
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        acc += p[:, None] * own_v
-    return top, total, acc, edge_acc
 
 
 # All heads of one row.
@@ -148,46 +59,104 @@ def attention_row_kernel(
     mask_query = mask_head[:, None] & mask_edge[None, :]
     offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
     q = tl.load(q_ptr + offs_row * Q_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-    edge_query = None
     if edge_attr_ptr is not None:
         own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
-    top = tl.full((BLOCK_HEADS,), float("-inf"), dtype=ACC)
-    total = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    acc = tl.zeros((BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    edge_acc = tl.zeros((BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
-    done = 0
-    if end - begin > 1:  # one edge weighs 1, and no rounding of it
-        top, total, acc, edge_acc = softmax_of_row(
-            q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-            copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
-            mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
-            BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, True, ACC,
-        )  # fmt: skip
-        # so no weight overflows, and those that matter are not tiny
-        done = (tl.max(tl.abs(top)) < 60).to(tl.int32)
-    if done == 0:
-        top, total, acc, edge_acc = softmax_of_row(
-            q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-            copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
-            mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
-            BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, False, ACC,
-        )  # fmt: skip
-    if partial_ptr is not None:
-        if slot >= 0:
-            offs_slot = tl.cast(slot, tl.int64) * HEADS
-            tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=mask_head)
-            tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=mask_head)
-            partial_ptr += offs_slot * (DIM + EDGE_DIM)
-            tl.store(partial_ptr + offs_head, acc, mask=mask)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    turn = 0  # 1 is the second, by the maxima; beyond that all is done
+    shift = tl.zeros((BLOCK_HEADS,), dtype=ACC)
+    first = tl.arange(0, EDGES)[:, None] == 0
+    while turn < 2:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+        top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+        total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+        acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+        edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+        exact = end - begin != 1  # one edge weighs 1, which its weight over itself, rounded, might not be
+        if LOOPS:  # which sums begin with; it is an edge of the first slice
+            with_loop = begin == tl.load(ptr_ptr + row)
+            exact = exact | with_loop
+            own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+            own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+            own_s = tl.sum(rounded(q * own_k, with_loop), 1)
+            if key_scale_ptr is not None:
+                own_s *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
+            # Chosen after it is scaled: else the product would become part of the difference below,
+            # unrounded, and a loop that is all of its row would not weigh 1.
+            own_s = tl.where(with_loop, own_s * SCALE, float("-inf"))
+            shift = tl.where(turn == 0, shift_of(own_s), shift)
+            own_p = exp(own_s - shift, PRECISE)
+            top, total = tl.where(first, own_s[None, :], top), tl.where(first, own_p[None, :], 0.0)
+            if DROPOUT > 0:
+                loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+                own_p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+            acc = tl.where(first[:, :, None], (own_p[:, None] * own_v)[None, :, :], 0.0)
+        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+            offs = start + tl.arange(0, EDGES)
+            live = offs < end
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+            if LOOPS:
+                live = live & (column != row)
+            offs_other = column[:, None, None].to(tl.int64)
+            gathered = live[:, None, None] & mask[None, :, :]
+            k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
+            k = k.to(ACC)
+            if key_scale_ptr is not None:
+                v = k
+            else:
+                v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
+                v = v.to(ACC)
+                if PRECISE:
+                    k = together(k, v, end >> 31)
+            s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
+            if key_scale_ptr is not None:
+                offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+                s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
             if edge_attr_ptr is not None:
-                tl.store(partial_ptr + HEADS * DIM + offs_query, edge_acc, mask=mask_query)
-            return
-    norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
-    store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
-    out = acc * norm
-    store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
-    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out.to(out_ptr.dtype.element_ty), mask=mask)
-    if edge_attr_ptr is not None:
-        edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
-        tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)
+                place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
+                at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
+                edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)
+                edge_attr = edge_attr[:, None, :]
+                s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
+            s = tl.where(live[:, None], s * SCALE, float("-inf"))
+            top = tl.maximum(top, s)
+            p = exp(s - shift[None, :], PRECISE)
+            total += p
+            if DROPOUT > 0:
+                copy = tl.zeros_like(column)
+                if copy_ptr is not None:
+                    copy = tl.load(copy_ptr + offs, mask=live, other=0)
+                other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+                p *= kept(own_key, other_key, DROPOUT, 1.0)
+            acc += p[:, :, None] * v
+            if edge_attr_ptr is not None:
+                edge_acc += p[:, :, None] * edge_attr
+        highest = tl.max(top, 0)
+        again = repeats(highest, shift, exact, turn)
+        rescale = exp(shift - shift_of(highest), PRECISE)
+        total, acc = tl.sum(total, 0) * rescale, tl.sum(acc, 0) * rescale[:, None]
+        edge_acc = tl.sum(edge_acc, 0) * rescale[:, None]
+        whole = again == 0
+        if partial_ptr is not None:
+            whole = whole & (slot < 0)
+            if slot >= 0:  # what is to be repeated is overwritten
+                offs_slot = tl.cast(slot, tl.int64) * HEADS
+                tl.store(slots_ptr + (offs_slot + heads) * 2, highest, mask=mask_head)
+                tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=mask_head)
+                at = partial_ptr + offs_slot * (DIM + EDGE_DIM)
+                tl.store(at + offs_head, acc, mask=mask)
+                if edge_attr_ptr is not None:
+                    tl.store(at + HEADS * DIM + offs_query, edge_acc, mask=mask_query)
+        if whole:
+            norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
+            store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, highest, total)
+            out = acc * norm
+            store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
+            at = out_ptr + offs_row * HEADS * DIM + offs_head
+            tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
+            if edge_attr_ptr is not None:
+                edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
+                tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)
+        shift = shift_of(highest)
+        turn = 2 - again

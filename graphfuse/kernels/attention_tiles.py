@@ -299,21 +299,13 @@ def exp(x, PRECISE: tl.constexpr):
     return y
 
 
-LEAST = tl.constexpr(-3.4028234663852886e38)
-
-
 @triton.jit
-def next_weight(top, s, FIXED: tl.constexpr, PRECISE: tl.constexpr):
-    # Of a softmax whose maximum so far is `top`, a number, at first LEAST: the weight of a score s, and what
-    # sums so far are multiplied with, both by the new maximum, and that. One of the two is 1, so one
-    # exponential will do. FIXED: weights are not by the maximum, and sums stay.
-    higher = tl.maximum(top, s)
-    if FIXED:
-        p, rescale = exp(s, PRECISE), 1.0 + tl.zeros_like(s)
-    else:
-        e, grows = exp(-tl.abs(s - top), PRECISE), s > top
-        p, rescale = tl.where(grows, 1.0, e), tl.where(grows, e, 1.0)
-    return p, rescale, higher
+def repeats(top, shift, exact, again):
+    # Whether what a row adds up is to be added up once more, weighed by its maxima `top`, as 0 or 1: weights
+    # by a `shift` that was chosen beforehand may overflow, those that matter be tiny, or not be `exact`. Each
+    # head has a maximum; a row without edges has none.
+    far = tl.max(tl.abs(shift_of(top) - shift)) >= 30  # NaN is not
+    return ((again == 0) & (far | (exact == 0))).to(tl.int32)
 
 
 @triton.jit

@@ -70,5 +70,5 @@ def rows_asked_for(loop: list[str]) -> tuple[int, int]:
             brought |= {f"R{int(found[1]) + nth}" for nth in range(4)}
         else:
             _, _, sources = text.partition(",")
-            waits |= not brought.isdisjoint(re.findall(r"R\d+", sources))
+            waits |= not brought.isdisjoint(re.findall(r"\bR\d+", sources))
     return count, early
