@@ -305,7 +305,13 @@ def repeats(top, shift, exact, again):
     # by a `shift` that was chosen beforehand may overflow, those that matter be tiny, or not be `exact`. Each
     # head has a maximum; a row without edges has none.
     far = tl.max(tl.abs(shift_of(top) - shift)) >= 30  # NaN is not
-    return ((again == 0) & (far | (exact == 0))).to(tl.int32)
+    found = ((again == 0) & (far | (exact == 0))).to(tl.int32)
+    if tl.target_info.cuda_capability_geq(8, 0):
+        found = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }",
+            "=r,r", [found], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return found
 
 
 @triton.jit
