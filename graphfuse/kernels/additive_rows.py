@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import exp, repeats, shift_of
+from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
     columns_of_step,
@@ -17,7 +17,6 @@ from graphfuse.kernels.row_tiles import (
     row_of_program,
     row_task,
     rows_of_program,
-    together,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -61,6 +60,103 @@ def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC:
     return u, tl.sum(rounded(att * s, mask), 1) if V2 else s
 
 
+@triton.jit
+def sums_of_row(
+    shift, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
+    seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, V2: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
+    # is not far from that; 0 if it is None, which costs a score nothing.
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
+    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    if LOOPS and EARLY:
+        with_loop, loop = load_loop(
+            x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
+            mask_head, X_STRIDE, HEADS, DIM, V2,
+        )  # fmt: skip
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        if edge_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
+        if LOOPS:
+            live = live & (column != row)
+        gathered = live[:, None, None] & mask[None, :, :]
+        offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
+        x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
+        live = live[:, None]
+        if V2:
+            u = x + own[None, :, :]
+            if edge_ptr is not None:
+                offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
+                u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
+            s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
+        else:
+            offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
+            u = own[None, :] + other.to(ACC)
+            if edge_ptr is not None:
+                u += tl.load(
+                    edge_ptr + place[:, None] * HEADS + heads[None, :],
+                    mask=live & mask_head[None, :],
+                    other=0.0,
+                ).to(ACC)
+            s = leaky(u, SLOPE)
+        s = tl.where(live, s, float("-inf"))
+        top = tl.maximum(top, s)
+        p = exp(s if shift is None else s - shift[None, :], PRECISE)
+        total += p
+        if tilt_ptr is not None:
+            high += tl.where(u > 0, p, 0.0)
+        if DROPOUT > 0:
+            copy = load_copies(copy_ptr, offs, offs < end)
+            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+            p *= kept(own_key, other_key, DROPOUT, 1.0)
+        acc += p[:, :, None] * x
+        if tilt_ptr is not None:
+            tilt += tl.where(u > 0, p, 0.0)[:, :, None] * x
+    top, total, high, acc, tilt = (
+        tl.max(top, 0),
+        tl.sum(total, 0),
+        tl.sum(high, 0),
+        tl.sum(acc, 0),
+        tl.sum(tilt, 0),
+    )
+    if LOOPS:
+        if not EARLY:
+            with_loop, loop = load_loop(
+                x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
+                mask_head, X_STRIDE, HEADS, DIM, V2,
+            )  # fmt: skip
+        own_x = loop[0].to(ACC)
+        loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
+        loop_s = tl.where(with_loop, loop_s, float("-inf"))
+        top = tl.maximum(top, loop_s)
+        p = exp(loop_s if shift is None else loop_s - shift, PRECISE)
+        total += p
+        if tilt_ptr is not None:
+            high += tl.where(loop_u > 0, p, 0.0)
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+        acc += p[:, None] * own_x
+        if tilt_ptr is not None:
+            tilt += tl.where(loop_u > 0, p, 0.0)[:, None] * own_x
+    rescale = exp((0.0 if shift is None else shift) - shift_of(top), PRECISE)
+    return top, total * rescale, high * rescale, acc * rescale[:, None], tilt * rescale[:, None]
+
+
 # All heads of one row.
 #   grid      (num_tasks + ceil(num_rows / ROWS), groups): long rows or slices, then ROWS rows a program; a
 #             row too wide for one program is dealt out in groups of BLOCK_HEADS heads
@@ -83,13 +179,13 @@ def additive_row_kernel(
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    count = rows_of_program(num_tasks, ROWS)
-    turn = 0  # two a row, the second by the maxima, if it is to be
-    shift = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    first = tl.arange(0, EDGES)[:, None] == 0
-    while turn < 2 * count:
+    # Whether a row's loop is on its way while its edges are walked. A tilt of many wide heads takes so many
+    # registers that few programs are there to wait for it together; where there are more it is slower.
+    WIDE: tl.constexpr = BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128
+    EARLY: tl.constexpr = WIDE and PRECISE and tilt_ptr is not None
+    for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
         row, begin, end, slot, exists = row_of_program(
-            ptr_ptr, tasks_ptr, turn // 2, num_tasks, num_rows, split, ROWS
+            ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
         )
         offs_row = tl.cast(row, tl.int64)
         heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
@@ -100,91 +196,24 @@ def additive_row_kernel(
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-        if DROPOUT > 0:
-            own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-        top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
-        total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-        high = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-        acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-        tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-        exact = end - begin != 1  # one edge weighs 1, which its weight over itself, rounded, might not be
-        if LOOPS:  # which sums begin with
-            with_loop, loop = load_loop(
-                x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
-                mask_head, X_STRIDE, HEADS, DIM, V2,
+        top, total, high, acc, tilt = sums_of_row(
+            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
+            seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
+            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, EARLY, ACC,
+        )  # fmt: skip
+        if to_be_repeated(top, end - begin > 1):
+            top, total, high, acc, tilt = sums_of_row(
+                shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
+                seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
+                HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, EARLY, ACC,
             )  # fmt: skip
-            exact = exact | with_loop
-            own_u, own_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
-            own_s = tl.where(with_loop, own_s, float("-inf"))
-            shift = tl.where(turn % 2 == 0, shift_of(own_s), shift)
-            own_p = exp(own_s - shift, PRECISE)
-            top, total = tl.where(first, own_s[None, :], top), tl.where(first, own_p[None, :], 0.0)
-            if tilt_ptr is not None:
-                high = tl.where(first & (own_u > 0)[None, :], own_p[None, :], 0.0)
-            if DROPOUT > 0:
-                loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-                own_p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-            own_x = own_p[:, None] * loop[0].to(ACC)
-            acc = tl.where(first[:, :, None], own_x[None, :, :], 0.0)
-            if tilt_ptr is not None:
-                tilt = tl.where(first[:, :, None] & (own_u > 0)[None, :, None], own_x[None, :, :], 0.0)
-        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-            offs = start + tl.arange(0, EDGES)
-            live = offs < end
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-            if edge_ptr is not None:
-                place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
-            if LOOPS:
-                live = live & (column != row)
-            gathered = live[:, None, None] & mask[None, :, :]
-            offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
-            x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
-            live = live[:, None]
-            if V2:
-                if PRECISE:
-                    x = together(x, None, end >> 31)
-                u = x + own[None, :, :]
-                if edge_ptr is not None:
-                    offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
-                    u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
-                s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
-            else:
-                offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-                other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
-                u = own[None, :] + other.to(ACC)
-                if edge_ptr is not None:
-                    u += tl.load(
-                        edge_ptr + place[:, None] * HEADS + heads[None, :],
-                        mask=live & mask_head[None, :],
-                        other=0.0,
-                    ).to(ACC)
-                s = leaky(u, SLOPE)
-            s = tl.where(live, s, float("-inf"))
-            top = tl.maximum(top, s)
-            p = exp(s - shift[None, :], PRECISE)
-            total += p
-            if tilt_ptr is not None:
-                high += tl.where(u > 0, p, 0.0)
-            if DROPOUT > 0:
-                copy = load_copies(copy_ptr, offs, offs < end)
-                other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
-                p *= kept(own_key, other_key, DROPOUT, 1.0)
-            acc += p[:, :, None] * x
-            if tilt_ptr is not None:
-                tilt += tl.where(u > 0, p, 0.0)[:, :, None] * x
-        highest = tl.max(top, 0)
-        again = repeats(highest, shift, exact, turn % 2)
-        rescale = exp(shift - shift_of(highest), PRECISE)
-        total, high = tl.sum(total, 0) * rescale, tl.sum(high, 0) * rescale
-        acc, tilt = tl.sum(acc, 0) * rescale[:, None], tl.sum(tilt, 0) * rescale[:, None]
-        whole = exists & (again == 0)
+        whole = exists
         if partial_ptr is not None:
-            whole = whole & (slot < 0)
-            if slot >= 0:  # what is to be repeated is overwritten
+            whole = exists & (slot < 0)
+            if slot >= 0:
                 PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
                 offs_slot = tl.cast(slot, tl.int64) * HEADS
-                tl.store(slots_ptr + (offs_slot + heads) * 3, highest, mask=mask_head)
+                tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
                 tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
                 at = partial_ptr + offs_slot * PARTS * DIM + offs_head
                 tl.store(at, acc, mask=mask)
@@ -194,10 +223,8 @@ def additive_row_kernel(
         if whole:
             finish(
                 out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
-                offs_row * HEADS * DIM + offs_head, mask, offs_head, highest, total, high, acc, tilt, DROPOUT,
+                offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
             )  # fmt: skip
-        turn += tl.where((again == 0) & (turn % 2 == 0), 2, 1)
-        shift = tl.where(again == 0, 0.0, shift_of(highest))
 
 
 @triton.jit

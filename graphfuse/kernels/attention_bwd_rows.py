@@ -134,7 +134,7 @@ def gradients_of_row(
         else:
             offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
             other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            if PRECISE and not ALONE:
+            if not ALONE:
                 other = together(other, other_value, end >> 31)
         if TRANSPOSED:
             place = column[:, None].to(tl.int64) * HEADS + heads[None, :]

@@ -12,19 +12,97 @@ import triton.language as tl
 from graphfuse.kernels.attention_tiles import (
     exp,
     inverse,
-    repeats,
     shift_of,
     store_softmax,
+    to_be_repeated,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
     rounded,
     sum_of_products,
 )
+
+
+@triton.jit
+def sums_of_row(
+    shift, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
+    seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
+    K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
+    # is not far from that; 0 if it is None, which costs a score nothing.
+    top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
+    total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
+    acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+        offs = start + tl.arange(0, EDGES)
+        live = offs < end
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        if LOOPS:
+            live = live & (column != row)
+        offs_other = column[:, None, None].to(tl.int64)
+        gathered = live[:, None, None] & mask[None, :, :]
+        k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
+        if key_scale_ptr is not None:
+            v = k
+        else:
+            v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
+            v = v.to(ACC)
+        s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
+        if key_scale_ptr is not None:
+            offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
+            s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
+        if edge_attr_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
+            at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
+            edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
+            s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
+        s = tl.where(live[:, None], s * SCALE, float("-inf"))
+        top = tl.maximum(top, s)
+        p = exp(s if shift is None else s - shift[None, :], PRECISE)
+        total += p
+        if DROPOUT > 0:
+            copy = tl.zeros_like(column)
+            if copy_ptr is not None:
+                copy = tl.load(copy_ptr + offs, mask=live, other=0)
+            other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
+            p *= kept(own_key, other_key, DROPOUT, 1.0)
+        acc += p[:, :, None] * v
+        if edge_attr_ptr is not None:
+            edge_acc += p[:, :, None] * edge_attr
+    top, total, acc, edge_acc = tl.max(top, 0), tl.sum(total, 0), tl.sum(acc, 0), tl.sum(edge_acc, 0)
+    if LOOPS:  # the loop is an edge of the first slice
+        with_loop = begin == tl.load(ptr_ptr + row)
+        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
+        own_score = tl.sum(rounded(q * own_k, with_loop), 1)
+        if key_scale_ptr is not None:
+            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
+        # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
+        # and a loop that is all of its row would not weigh 1.
+        own_score = tl.where(with_loop, own_score * SCALE, float("-inf"))
+        top = tl.where(with_loop, tl.maximum(top, own_score), top)
+        # NaN if the score is no number
+        p = exp(own_score if shift is None else own_score - shift, PRECISE) + own_score * 0
+        p = tl.where(with_loop, p, 0.0)
+        total += p
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+        acc += p[:, None] * own_v
+    rescale = exp((0.0 if shift is None else shift) - shift_of(top), PRECISE)
+    return top, total * rescale, acc * rescale[:, None], edge_acc * rescale[:, None]
 
 
 # All heads of one row.
@@ -59,104 +137,38 @@ def attention_row_kernel(
     mask_query = mask_head[:, None] & mask_edge[None, :]
     offs_query = heads[:, None] * EDGE_DIM + offs_edge[None, :]
     q = tl.load(q_ptr + offs_row * Q_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+    edge_query = None
     if edge_attr_ptr is not None:
         own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
-    if DROPOUT > 0:
-        own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    turn = 0  # 1 is the second, by the maxima; beyond that all is done
-    shift = tl.zeros((BLOCK_HEADS,), dtype=ACC)
-    first = tl.arange(0, EDGES)[:, None] == 0
-    while turn < 2:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-        top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
-        total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
-        acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-        edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
-        exact = end - begin != 1  # one edge weighs 1, which its weight over itself, rounded, might not be
-        if LOOPS:  # which sums begin with; it is an edge of the first slice
-            with_loop = begin == tl.load(ptr_ptr + row)
-            exact = exact | with_loop
-            own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-            own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-            own_s = tl.sum(rounded(q * own_k, with_loop), 1)
-            if key_scale_ptr is not None:
-                own_s *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
-            # Chosen after it is scaled: else the product would become part of the difference below,
-            # unrounded, and a loop that is all of its row would not weigh 1.
-            own_s = tl.where(with_loop, own_s * SCALE, float("-inf"))
-            shift = tl.where(turn == 0, shift_of(own_s), shift)
-            own_p = exp(own_s - shift, PRECISE)
-            top, total = tl.where(first, own_s[None, :], top), tl.where(first, own_p[None, :], 0.0)
-            if DROPOUT > 0:
-                loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-                own_p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-            acc = tl.where(first[:, :, None], (own_p[:, None] * own_v)[None, :, :], 0.0)
-        for start in tl.range(begin, end, EDGES, num_stages=STAGES):
-            offs = start + tl.arange(0, EDGES)
-            live = offs < end
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-            if LOOPS:
-                live = live & (column != row)
-            offs_other = column[:, None, None].to(tl.int64)
-            gathered = live[:, None, None] & mask[None, :, :]
-            k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
-            k = k.to(ACC)
-            if key_scale_ptr is not None:
-                v = k
-            else:
-                v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
-                v = v.to(ACC)
-                if PRECISE:
-                    k = together(k, v, end >> 31)
-            s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
-            if key_scale_ptr is not None:
-                offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
-                s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
+    top, total, acc, edge_acc = sums_of_row(
+        None, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
+        copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
+        mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
+        BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
+    )  # fmt: skip
+    if to_be_repeated(top, end - begin > 1):
+        top, total, acc, edge_acc = sums_of_row(
+            shift_of(top), q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
+            copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
+            mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
+            BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
+        )  # fmt: skip
+    if partial_ptr is not None:
+        if slot >= 0:
+            offs_slot = tl.cast(slot, tl.int64) * HEADS
+            tl.store(slots_ptr + (offs_slot + heads) * 2, top, mask=mask_head)
+            tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=mask_head)
+            partial_ptr += offs_slot * (DIM + EDGE_DIM)
+            tl.store(partial_ptr + offs_head, acc, mask=mask)
             if edge_attr_ptr is not None:
-                place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
-                at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
-                edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)
-                edge_attr = edge_attr[:, None, :]
-                s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
-            s = tl.where(live[:, None], s * SCALE, float("-inf"))
-            top = tl.maximum(top, s)
-            p = exp(s - shift[None, :], PRECISE)
-            total += p
-            if DROPOUT > 0:
-                copy = tl.zeros_like(column)
-                if copy_ptr is not None:
-                    copy = tl.load(copy_ptr + offs, mask=live, other=0)
-                other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
-                p *= kept(own_key, other_key, DROPOUT, 1.0)
-            acc += p[:, :, None] * v
-            if edge_attr_ptr is not None:
-                edge_acc += p[:, :, None] * edge_attr
-        highest = tl.max(top, 0)
-        again = repeats(highest, shift, exact, turn)
-        rescale = exp(shift - shift_of(highest), PRECISE)
-        total, acc = tl.sum(total, 0) * rescale, tl.sum(acc, 0) * rescale[:, None]
-        edge_acc = tl.sum(edge_acc, 0) * rescale[:, None]
-        whole = again == 0
-        if partial_ptr is not None:
-            whole = whole & (slot < 0)
-            if slot >= 0:  # what is to be repeated is overwritten
-                offs_slot = tl.cast(slot, tl.int64) * HEADS
-                tl.store(slots_ptr + (offs_slot + heads) * 2, highest, mask=mask_head)
-                tl.store(slots_ptr + (offs_slot + heads) * 2 + 1, total, mask=mask_head)
-                at = partial_ptr + offs_slot * (DIM + EDGE_DIM)
-                tl.store(at + offs_head, acc, mask=mask)
-                if edge_attr_ptr is not None:
-                    tl.store(at + HEADS * DIM + offs_query, edge_acc, mask=mask_query)
-        if whole:
-            norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
-            store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, highest, total)
-            out = acc * norm
-            store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
-            at = out_ptr + offs_row * HEADS * DIM + offs_head
-            tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
-            if edge_attr_ptr is not None:
-                edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
-                tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)
-        shift = shift_of(highest)
-        turn = 2 - again
+                tl.store(partial_ptr + HEADS * DIM + offs_query, edge_acc, mask=mask_query)
+            return
+    norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
+    store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
+    out = acc * norm
+    store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
+    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out.to(out_ptr.dtype.element_ty), mask=mask)
+    if edge_attr_ptr is not None:
+        edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
+        tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)

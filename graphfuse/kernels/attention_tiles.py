@@ -300,15 +300,21 @@ def exp(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def repeats(top, shift, exact, again):
-    # Whether what a row adds up is to be added up once more, weighed by its maxima `top`, as 0 or 1: weights
-    # by a `shift` that was chosen beforehand may overflow, those that matter be tiny, or not be `exact`. Each
-    # head has a maximum; a row without edges has none.
-    far = tl.max(tl.abs(shift_of(top) - shift)) >= 30  # NaN is not
-    found = ((again == 0) & (far | (exact == 0))).to(tl.int32)
+def to_be_repeated(top, exact):
+    # Whether a row is to be added up once more, by its maxima `top`, as 0 or 1: weights that are e to the power
+    # of their scores might overflow, or those that matter be tiny, or an edge that is alone not weigh 1,
+    # unless they are `exact`.
+    found = ((tl.max(tl.abs(shift_of(top))) >= 30) | (exact == 0)).to(tl.int32)  # NaN is not
     if tl.target_info.cuda_capability_geq(8, 0):
+        # The same in all threads, as the compiler is told so: where threads of a warp might go different ways
+        # it has them wait for one another at each shuffle.
         found = tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }",
+            """{
+            .reg .pred any;
+            setp.ne.b32 any, $1, 0;
+            vote.sync.any.pred any, any, 0xffffffff;
+            selp.b32 $0, 1, 0, any;
+            }""",
             "=r,r", [found], dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     return found

@@ -115,7 +115,7 @@ def gradients_of_row(
             other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
             offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
             grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            if PRECISE and not ALONE:
+            if not ALONE:
                 other = together(other, grad, end >> 31)
             x = own[None, :, :]
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]

@@ -116,33 +116,14 @@ def row_sum(
     return tl.sum(acc, 0)[None, :], columns, places
 
 
-@triton.constexpr_function
-def tied(count, tiles):
-    # Assembly, and its operands, of `count` numbers a thread of each tile, four of which one load brings: the
-    # first of each four of the first tile is not to be had before those of all tiles.
-    firsts = [f"${nth}" for nth in range(count, (tiles + 1) * count, 4)]
-    lines = [f"lop3.b32 all, all, {a}, {b}, 0x96;" for a, b in zip(firsts[::2], firsts[1::2], strict=True)]
-    for nth in range(count):
-        own, zero = f"${count + nth}", f"${(tiles + 1) * count}"
-        lines.append(
-            f"lop3.b32 ${nth}, {own}, all, {zero}, 0xF8;" if nth % 4 == 0 else f"mov.b32 ${nth}, {own};"
-        )
-    operands = ["=f"] * count + ["f"] * tiles * count + ["r"] * count
-    return " ".join(["{ .reg .b32 all; mov.b32 all, 0;", *lines, "}"]), ",".join(operands)
-
-
 @triton.jit
 def together(a, b, zero):
-    # a of float32, which is not to be had before all of it, and of b if that is not None, has been loaded. So
-    # the compiler asks memory for all of it before it computes with some, where it would put loads off to
-    # save registers, and wait more than once. `zero` is 0, which the compiler must not know.
-    if a.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
-        TILES: tl.constexpr = 1 if b is None else 2
-        COUNT: tl.constexpr = a.numel // tl.extra.cuda.num_threads()
-        if COUNT * TILES > 4 and COUNT % 4 == 0:
-            TIE: tl.constexpr = tied(COUNT, TILES)
-            if b is None:
-                a = tl.inline_asm_elementwise(TIE[0], TIE[1], [a, zero], tl.float32, True, COUNT)
-            elif b.dtype == tl.float32:
-                a = tl.inline_asm_elementwise(TIE[0], TIE[1], [a, b, zero], tl.float32, True, COUNT)
+    # a, which is not to be had before b has been loaded as well. So the compiler asks memory for both before
+    # it computes with one, where it would put the second off to save registers, and wait twice. `zero` is 0,
+    # which the compiler must not know. Of four numbers, which one load brings, the first is enough.
+    if a.dtype == tl.float32 and b.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        a = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $4, $8, $12, 0xF8; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+            "=f,=f,=f,=f,f,f,f,f,f,f,f,f,r,r,r,r", [a, b, zero], dtype=tl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
     return a
