@@ -66,7 +66,7 @@ def sums_of_row(
     seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, V2: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
     # is not far from that; 0 if it is None, which costs a score nothing.
@@ -79,11 +79,25 @@ def sums_of_row(
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS and EARLY:
+    if LOOPS:  # which sums begin with, so that it is on its way as the first columns are
         with_loop, loop = load_loop(
             x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
             mask_head, X_STRIDE, HEADS, DIM, V2,
         )  # fmt: skip
+        loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
+        loop_s = tl.where(with_loop, loop_s, float("-inf"))
+        loop_p = exp(loop_s if shift is None else loop_s - shift, PRECISE)
+        first = tl.arange(0, EDGES)[:, None] == 0
+        top, total = tl.where(first, loop_s[None, :], top), tl.where(first, loop_p[None, :], 0.0)
+        if tilt_ptr is not None:
+            high = tl.where(first & (loop_u > 0)[None, :], loop_p[None, :], 0.0)
+        if DROPOUT > 0:
+            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
+            loop_p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
+        own_x = loop_p[:, None] * loop[0].to(ACC)
+        acc = tl.where(first[:, :, None], own_x[None, :, :], 0.0)
+        if tilt_ptr is not None:
+            tilt = tl.where((first & (loop_u > 0)[None, :])[:, :, None], own_x[None, :, :], 0.0)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
@@ -126,35 +140,11 @@ def sums_of_row(
         acc += p[:, :, None] * x
         if tilt_ptr is not None:
             tilt += tl.where(u > 0, p, 0.0)[:, :, None] * x
-    top, total, high, acc, tilt = (
-        tl.max(top, 0),
-        tl.sum(total, 0),
-        tl.sum(high, 0),
-        tl.sum(acc, 0),
-        tl.sum(tilt, 0),
-    )
-    if LOOPS:
-        if not EARLY:
-            with_loop, loop = load_loop(
-                x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
-                mask_head, X_STRIDE, HEADS, DIM, V2,
-            )  # fmt: skip
-        own_x = loop[0].to(ACC)
-        loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
-        loop_s = tl.where(with_loop, loop_s, float("-inf"))
-        top = tl.maximum(top, loop_s)
-        p = exp(loop_s if shift is None else loop_s - shift, PRECISE)
-        total += p
-        if tilt_ptr is not None:
-            high += tl.where(loop_u > 0, p, 0.0)
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        acc += p[:, None] * own_x
-        if tilt_ptr is not None:
-            tilt += tl.where(loop_u > 0, p, 0.0)[:, None] * own_x
+    top = tl.max(top, 0)
     rescale = exp((0.0 if shift is None else shift) - shift_of(top), PRECISE)
-    return top, total * rescale, high * rescale, acc * rescale[:, None], tilt * rescale[:, None]
+    total, high = tl.sum(total, 0) * rescale, tl.sum(high, 0) * rescale
+    rescale = rescale[:, None]
+    return top, total, high, tl.sum(acc, 0) * rescale, tl.sum(tilt, 0) * rescale
 
 
 # All heads of one row.
@@ -178,11 +168,6 @@ def additive_row_kernel(
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    # Whether a row's loop is on its way while its edges are walked. A tilt of many wide heads takes so many
-    # registers that few programs are there to wait for it together; where there are more it is slower.
-    WIDE: tl.constexpr = BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128
-    EARLY: tl.constexpr = WIDE and PRECISE and tilt_ptr is not None
     for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
         row, begin, end, slot, exists = row_of_program(
             ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
@@ -197,15 +182,15 @@ def additive_row_kernel(
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None
         top, total, high, acc, tilt = sums_of_row(
-            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
-            seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
-            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, EARLY, ACC,
+            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
+            copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
+            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, ACC,
         )  # fmt: skip
         if to_be_repeated(top, end - begin > 1):
             top, total, high, acc, tilt = sums_of_row(
-                shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
-                seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
-                HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, EARLY, ACC,
+                shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+                column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
+                HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, ACC,
             )  # fmt: skip
         whole = exists
         if partial_ptr is not None:

@@ -29,8 +29,8 @@ from graphfuse.kernels.tiles import (
 
 @triton.jit
 def sums_of_row(
-    shift, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr, copy_ptr,
-    seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
+    shift, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
+    copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
@@ -149,8 +149,8 @@ def attention_row_kernel(
     )  # fmt: skip
     if to_be_repeated(top, end - begin > 1):
         top, total, acc, edge_acc = sums_of_row(
-            shift_of(top), q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-            copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
+            shift_of(top), q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr,
+            column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
             mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
             BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
         )  # fmt: skip

@@ -301,9 +301,9 @@ def exp(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def to_be_repeated(top, exact):
-    # Whether a row is to be added up once more, by its maxima `top`, as 0 or 1: weights that are e to the power
-    # of their scores might overflow, or those that matter be tiny, or an edge that is alone not weigh 1,
-    # unless they are `exact`.
+    # Whether a row is to be added up once more, by its maxima `top`, as 0 or 1: weights that are e to the
+    # power of their scores might overflow, or those that matter be tiny, or an edge that is alone not weigh
+    # 1, unless they are `exact`.
     found = ((tl.max(tl.abs(shift_of(top))) >= 30) | (exact == 0)).to(tl.int32)  # NaN is not
     if tl.target_info.cuda_capability_geq(8, 0):
         # The same in all threads, as the compiler is told so: where threads of a warp might go different ways
