@@ -12,6 +12,7 @@ from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_co
 from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
+    all_together,
     columns_of_step,
     first_columns,
     row_of_program,
@@ -111,6 +112,8 @@ def sums_of_row(
         x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
         live = live[:, None]
         if V2:
+            if PRECISE and DROPOUT > 0:  # without, there is room for more programs, which bring more
+                x = all_together(x, end >> 31)
             u = x + own[None, :, :]
             if edge_ptr is not None:
                 offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
@@ -182,15 +185,17 @@ def additive_row_kernel(
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None
         top, total, high, acc, tilt = sums_of_row(
-            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-            copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
-            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, ACC,
+            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+            column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
+            mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
+            V2, ACC,
         )  # fmt: skip
         if to_be_repeated(top, end - begin > 1):
             top, total, high, acc, tilt = sums_of_row(
                 shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
-                column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask, mask_head, X_STRIDE,
-                HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, V2, ACC,
+                column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
+                mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
+                V2, ACC,
             )  # fmt: skip
         whole = exists
         if partial_ptr is not None:

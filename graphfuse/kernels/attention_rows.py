@@ -18,7 +18,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task
+from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
@@ -59,6 +59,8 @@ def sums_of_row(
         else:
             v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
             v = v.to(ACC)
+            if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:
+                k = together(k, v, end >> 31)
         s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
         if key_scale_ptr is not None:
             offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
@@ -142,17 +144,17 @@ def attention_row_kernel(
         own_query = edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
     top, total, acc, edge_acc = sums_of_row(
-        None, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-        copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
-        mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
+        None, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr,
+        column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge,
+        mask_head, mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
         BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
     )  # fmt: skip
     if to_be_repeated(top, end - begin > 1):
         top, total, acc, edge_acc = sums_of_row(
             shift_of(top), q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr,
-            column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head,
-            mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
-            BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
+            column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge,
+            mask_head, mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS,
+            BLOCK_DIM, BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
         )  # fmt: skip
     if partial_ptr is not None:
         if slot >= 0:

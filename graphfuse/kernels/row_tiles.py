@@ -127,3 +127,28 @@ def together(a, b, zero):
             "=f,=f,=f,=f,f,f,f,f,f,f,f,f,r,r,r,r", [a, b, zero], dtype=tl.float32, is_pure=True, pack=4,
         )  # fmt: skip
     return a
+
+
+@triton.constexpr_function
+def tie(count):
+    # Assembly, and its operands, for `count` numbers of a thread, four of which one load brings: the first of
+    # each four is not to be had before those of all.
+    of = [f"${count + nth}" for nth in range(count)]
+    pairs = zip(of[::8], of[4::8], strict=True)
+    lines = [f"lop3.b32 all, all, {a}, {b}, 0x96;" for a, b in pairs]
+    for nth, one in enumerate(of):
+        tied = f"lop3.b32 ${nth}, {one}, all, ${2 * count}, 0xF8;"
+        lines.append(f"mov.b32 ${nth}, {one};" if nth % 4 else tied)
+    operands = ["=f"] * count + ["f"] * count + ["r"] * count
+    return " ".join(["{ .reg .b32 all; mov.b32 all, 0;", *lines, "}"]), ",".join(operands)
+
+
+@triton.jit
+def all_together(x, zero):
+    # As `together`, of the rows of one tile: what one thread has loaded of them is to be had at once.
+    if x.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        COUNT: tl.constexpr = x.numel // tl.extra.cuda.num_threads()
+        if COUNT % 8 == 0:
+            TIE: tl.constexpr = tie(COUNT)
+            x = tl.inline_asm_elementwise(TIE[0], TIE[1], [x, zero], tl.float32, True, COUNT)
+    return x
