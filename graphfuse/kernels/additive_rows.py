@@ -159,8 +159,8 @@ def sums_of_row(
 #   writes    out and, if wanted, GAT's tilt and sum, out + bias [HEADS, DIM], [num_rows, HEADS, DIM]; softmax
 #             ACC [num_rows, HEADS, 2]; slices write theirs to their slot
 #   on chip   top, total, high ACC [EDGES, BLOCK_HEADS]; acc, tilt ACC [EDGES, BLOCK_HEADS, BLOCK_DIM]: each
-#             place of a step keeps a softmax of its own, so that no edge waits for another
-#   order     edges of a place left to right, then places, no atomics: bitwise reproducible
+#             place of a step keeps sums of its own, so that no edge waits for another
+#   order     loop, edges of a place left to right, then places, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops", "split"])
 def additive_row_kernel(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, column_ptr, copy_ptr,

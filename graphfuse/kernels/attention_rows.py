@@ -59,7 +59,7 @@ def sums_of_row(
         else:
             v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
             v = v.to(ACC)
-            if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:
+            if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:  # of others the compiler does by itself
                 k = together(k, v, end >> 31)
         s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
         if key_scale_ptr is not None:
@@ -115,7 +115,7 @@ def sums_of_row(
 #             key_scale ACC [num_cols, HEADS] k serves as v, and multiplied with it as keys; x for `sum`
 #   writes    as the window kernel, and edge_sum [num_rows, HEADS, EDGE_DIM]; of a slice both sums to its slot
 #   on chip   top, total ACC [EDGES, BLOCK_HEADS]; acc ACC [EDGES, BLOCK_HEADS, BLOCK_DIM], edge_acc likewise:
-#             each place of a step keeps a softmax of its own, so that no edge waits for another
+#             each place of a step keeps sums of its own, so that no edge waits for another
 #   order     edges of a place left to right, then places, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_tasks", "num_rows", "split"])
 def attention_row_kernel(
