@@ -138,7 +138,7 @@ def test_a_layer_is_pygs(name: str) -> None:
 def test_rounding_of_all_examples_together(dtype: torch.dtype) -> None:
     pools = {name: Pool() for name in NAMES}
 
-    @examples(15)
+    @examples(30)
     @given(case=cases(dtype=dtype))
     def check(case: Case) -> None:
         ours, exact = ours_of(case.theirs), copy.deepcopy(case.theirs).double()
