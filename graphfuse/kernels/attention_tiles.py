@@ -243,6 +243,24 @@ def shift_of(top):
     return tl.where(top == float("-inf"), 0.0, top)
 
 
+@triton.jit
+def agreed(found):
+    # What all threads have found alike, as a vote, of which the compiler knows that. Where threads of a warp
+    # might go different ways it has them wait for one another at each shuffle, with twice as much code.
+    if tl.target_info.cuda_capability_geq(8, 0):
+        votes = tl.inline_asm_elementwise(
+            """{
+            .reg .pred yes;
+            setp.ne.b32 yes, $1, 0;
+            vote.sync.any.pred yes, yes, 0xffffffff;
+            selp.b32 $0, 1, 0, yes;
+            }""",
+            "=r,r", [found.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        found = votes != 0
+    return found
+
+
 @triton.constexpr_function
 def deviation(scale, dim, rows):
     # what makes of the sum of squares of `rows` vectors of `dim` numbers the deviation of their products
@@ -255,7 +273,9 @@ def small_scores(q, SCALE: tl.constexpr, DIM: tl.constexpr):
     # maximum: keys as long as the queries are, in directions of their own, would make scores that deviate
     # from 0 by 2 or less. Where keys are longer `held` will say so.
     squares = q.to(tl.float32) * q.to(tl.float32)
-    return tl.sum(squares) * deviation(SCALE, DIM, q.numel // q.shape[len(q.shape) - 1]) <= 2.0  # NaN is not
+    return agreed(
+        tl.sum(squares) * deviation(SCALE, DIM, q.numel // q.shape[len(q.shape) - 1]) <= 2.0
+    )  # NaN is not
 
 
 @triton.jit
@@ -280,7 +300,7 @@ def summable(total, seen):
 @triton.jit
 def held(summable):
     # whether it was for all rows
-    return tl.min(summable.to(tl.int32)) > 0
+    return agreed(tl.min(summable.to(tl.int32)) > 0)
 
 
 @triton.jit
@@ -304,20 +324,7 @@ def to_be_repeated(top, exact):
     # Whether a row is to be added up once more, by its maxima `top`, as 0 or 1: weights that are e to the
     # power of their scores might overflow, or those that matter be tiny, or an edge that is alone not weigh
     # 1, unless they are `exact`.
-    found = ((tl.max(tl.abs(shift_of(top))) >= 30) | (exact == 0)).to(tl.int32)  # NaN is not
-    if tl.target_info.cuda_capability_geq(8, 0):
-        # The same in all threads, as the compiler is told so: where threads of a warp might go different ways
-        # it has them wait for one another at each shuffle.
-        found = tl.inline_asm_elementwise(
-            """{
-            .reg .pred any;
-            setp.ne.b32 any, $1, 0;
-            vote.sync.any.pred any, any, 0xffffffff;
-            selp.b32 $0, 1, 0, any;
-            }""",
-            "=r,r", [found], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    return found
+    return agreed((tl.max(tl.abs(shift_of(top))) >= 30) | (exact == 0))  # NaN is not
 
 
 @triton.jit
