@@ -112,7 +112,8 @@ def sums_of_row(
         x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
         live = live[:, None]
         if V2:
-            if PRECISE and DROPOUT > 0:  # without, there is room for more programs, which bring more
+            # of other shapes, and without dropout, there is room for more programs, which bring more
+            if PRECISE and DROPOUT > 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128:
                 x = all_together(x, end >> 31)
             u = x + own[None, :, :]
             if edge_ptr is not None:
