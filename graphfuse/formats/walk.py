@@ -41,6 +41,7 @@ class Walk(NamedTuple):
     plans: dict[Any, Any]  # launches that were prepared for this walk
     derived: dict[str, Tensor | None]  # made of the structure, for both directions if they are equal
     refilled: bool = False  # whether its edges change; then there may be room behind the entries
+    num_edges: int = 0  # those the structure was built with
 
     @property
     def num_entries(self) -> int:
@@ -91,11 +92,25 @@ def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
         row_mask = mask.view(torch.int16)[: column.numel()]
         row_index = index[0] if index and index[0].numel() > 0 else None
         found = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column, row_mask, row_index)
-        return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived, bool(refilled))
+        return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived, bool(refilled), scalars.num_edges)
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
         cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
-        return Walk(1, rows, cols, *cut, column, None, None, split, slots, {}, derived, bool(refilled))
+        return Walk(
+            1,
+            rows,
+            cols,
+            *cut,
+            column,
+            None,
+            None,
+            split,
+            slots,
+            {},
+            derived,
+            bool(refilled),
+            scalars.num_edges,
+        )
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 
@@ -144,7 +159,7 @@ def copies(w: Walk) -> Tensor | None:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
     """
     if "copies" not in w.derived:
-        _must_not_capture(w, "the counts of repeated edges, for dropout,")
+        must_not_capture(w, "the counts of repeated edges, for dropout,")
         owner = torch.repeat_interleave(torch.diff(w.ptr).long(), output_size=w.num_entries)
         new = torch.ones(w.num_entries, dtype=torch.bool, device=w.column.device)
         new[1:] = (owner[1:] != owner[:-1]) | (w.column[1:] != w.column[:-1])
@@ -179,7 +194,7 @@ def masks_without_loops(w: Walk) -> Tensor:
     """
     assert w.row_mask is not None
     if "masks" not in w.derived:
-        _must_not_capture(w, "the row masks without self-loops")
+        must_not_capture(w, "the row masks without self-loops")
         masks = w.row_mask.clone()
         for begin in range(0, w.num_entries, _CHUNK):
             column, mask = w.column[begin : begin + _CHUNK], masks[begin : begin + _CHUNK]
@@ -206,7 +221,7 @@ def longer_slices(w: Walk, times: float) -> Walk:
     key = ("longer_slices", times)
     longer: Walk | None = w.plans.get(key)
     if longer is None:
-        _must_not_capture(w, "the slices of windows for several heads or wide rows")
+        must_not_capture(w, "the slices of windows for several heads or wide rows")
         split = int(times * w.split)
         tasks, merges, num_slots = make_lasting(cut_tasks, w.ptr, split)
         longer = w._replace(tasks=tasks, merges=merges, split=split, num_slots=num_slots)
@@ -214,7 +229,8 @@ def longer_slices(w: Walk, times: float) -> Walk:
     return longer
 
 
-def _must_not_capture(w: Walk, what: str) -> None:
+def must_not_capture(w: Walk, what: str) -> None:
+    """Raises ``RuntimeError`` if a CUDA graph is being captured, during which ``what`` cannot be built."""
     if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{what} would be built during CUDA graph capture; call graphfuse.warmup(model, data) before, in "

@@ -10,12 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk
-from graphfuse.kernels import float32_rows, launch
+from graphfuse.kernels import float32_rows, gat_listed, launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch, window_load
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.device import HALF
+from graphfuse.kernels.gat_listed import Shape as Shape
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
@@ -77,18 +78,6 @@ def _additive_merge_kernel(
     )  # fmt: skip
 
 
-class Shape(NamedTuple):
-    """What the launches of one additive attention are prepared for."""
-
-    heads: int
-    dim: int
-    slope: float  # of the LeakyReLU below 0
-    dropout: float
-    self_loops: bool  # whether each node that is source and receiver has one loop, and no other
-    v2: bool
-    dtype: torch.dtype
-
-
 class Operands(NamedTuple):
     """Tensors that forward takes; heads of a row and all but rows are contiguous."""
 
@@ -129,6 +118,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
+    if gat_listed.lists_edges(w, shape, tilted):
+        main = gat_listed.forward_launch(w, copies, shape, strides[0], tilted)
+        return Plan(main, _merge(w, shape, tilted))
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)

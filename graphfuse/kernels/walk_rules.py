@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from graphfuse.formats.listed import MAX_COLS
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.loads import FULL
 
@@ -11,6 +12,8 @@ from graphfuse.kernels.loads import FULL
 _CACHED_BYTES = 48_000_000
 # And of one beyond this hardly anything does, so that a kernel waits for memory in either walk.
 _GATHERED_BYTES = 200_000_000
+# Edges from which on a list of them is made for GAT: a smaller record may serve one step.
+_LISTED = 1 << 16
 
 
 def prefers_rows(
@@ -66,6 +69,45 @@ def attention_prefers_rows(
     """
     slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout)
     return slivers or dtype not in HALF
+
+
+def gat_lists_edges(
+    num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
+    dropout: bool, dtype: torch.dtype,
+) -> bool:  # fmt: skip
+    """Whether GAT's attention makes a weight of each edge of a window, rather than 16 of each column.
+
+    A column that rows of a window share is gathered for each of them then. Of several heads of a sector or
+    half of one, where windows share few columns, or are of a step or two; with ``dropout``, for which each
+    weight has a draw, also where they share half of them, and of two sectors (results: listed_edges.md).
+
+    Args:
+        num_rows: Receivers; as are the rest, of :func:`gat_prefers_rows`.
+        num_cols: Senders.
+        num_edges: Edges between them.
+        num_entries: What windows read of them.
+        heads: Of each row.
+        dim: Features of a head.
+        trained: Whether there will be a backward pass.
+        dropout: Whether weights are dropped.
+        dtype: Of the features.
+    """
+    size = dtype.itemsize
+    if dtype not in HALF or heads == 1 or dim not in (8, 16, 32) or num_cols > MAX_COLS:
+        return False
+    if heads % edges_together(heads, dim) or num_edges < _LISTED:
+        return False
+    if 2 * num_cols * heads * dim * size > _GATHERED_BYTES:
+        return False
+    if dim == 8:
+        short = num_entries <= 4 * num_rows
+        return short or (trained and dropout) or 2 * num_edges <= 3 * num_entries
+    return (dim == 16 or dropout) and 4 * num_edges <= (6 if dropout and dim == 16 else 5) * num_entries
+
+
+def edges_together(heads: int, dim: int) -> int:
+    """Heads of ``dim`` features, a power of two, that share a program where edges are listed."""
+    return min(1 << (heads.bit_length() - 1), max(1, 64 // dim))
 
 
 def gat_prefers_rows(

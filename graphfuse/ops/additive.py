@@ -13,7 +13,7 @@ from graphfuse import reference
 from graphfuse.formats import RowWindows
 from graphfuse.formats.memory import advises
 from graphfuse.formats.walk import EdgeOrder, Walk, Walks, copies, to_edge_index
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, walk_rules
 from graphfuse.ops import _check
 from graphfuse.ops._check_additive import check_gat, check_gatv2
 from graphfuse.ops._heads import narrowed, padded, width_of
@@ -195,8 +195,10 @@ def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     _, dropout, _, v2, tilted, _, _, x, edge, *_ = arguments
     with_edges, (_, heads, dim) = edge is not None, x.shape
     # the window kernel reads numbers of the first source, so there has to be one
-    rows = v2 or with_edges or sizes[1] == 0
-    return rows or launch.gat_prefers_rows(*sizes, heads, dim, tilted, dropout > 0, x.dtype), with_edges
+    if v2 or with_edges or sizes[1] == 0:
+        return True, with_edges
+    which = (*sizes, heads, dim, tilted, dropout > 0, x.dtype)
+    return not walk_rules.gat_lists_edges(*which) and launch.gat_prefers_rows(*which), False
 
 
 @functools.cache

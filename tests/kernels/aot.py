@@ -36,6 +36,7 @@ from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.launch import Config, RowLoad
 from tests.kernels.addresses import beyond_32_bits
 from tests.kernels.aot_limits import PRODUCTS, SHARED_LIMIT, SPILLED, SPILLED_MORE
+from tests.kernels.aot_listed import listed_edges
 from tests.kernels.aot_nodes import (
     Case,
     building,
@@ -378,6 +379,8 @@ def _given() -> Iterator[Case]:
     yield from inference()
     yield from terms_of_float32()
     yield from reordered()
+    for heads, dim in ((8, 8), (8, 16), (4, 32), (2, 8)):
+        yield from listed_edges(heads, dim)
 
 
 if __name__ == "__main__":
