@@ -16,7 +16,7 @@ from benchmarks.baselines import PygAdditive
 from benchmarks.bench import Bench, Prepared, Problem, device
 from benchmarks.spmm import scatter_installed
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, walk_rules
 from graphfuse.kernels.device import kernel_problem
 from graphfuse.ops.unit_rows import unit_rows
 from graphfuse.reference.attention import kept
@@ -123,7 +123,8 @@ def _rows(
 ) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
-        return launch.gat_prefers_rows(*windows.sizes, *shape, trained, dropout, dtype)
+        which = (*windows.sizes, *shape, trained, dropout, dtype)
+        return not walk_rules.gat_lists_edges(*which) and launch.gat_prefers_rows(*which)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, False, dtype)
 
 

@@ -27,7 +27,7 @@ from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import build, walk
-from graphfuse.kernels import copies, float32_rows, launch
+from graphfuse.kernels import copies, float32_rows, launch, walk_rules
 from graphfuse.nn import GraphTransformerLayer, TransformerConv, _projection
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
@@ -223,6 +223,10 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
         )
         for result in results:
             torch.autograd.grad(result, x, torch.ones_like(result), retain_graph=True)
+    terms, x = (torch.randn(40, 8, *width, device=on).half() for width in ((), (8,)))
+    with mock.patch.object(walk_rules, "gat_lists_edges", lambda *sizes: True):
+        for dropout in (0.0, 0.5):
+            ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:

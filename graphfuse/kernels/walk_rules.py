@@ -77,37 +77,15 @@ def gat_lists_edges(
 ) -> bool:  # fmt: skip
     """Whether GAT's attention makes a weight of each edge of a window, rather than 16 of each column.
 
-    A column that rows of a window share is gathered for each of them then. Of several heads of a sector or
-    half of one, where windows share few columns, or are of a step or two; with ``dropout``, for which each
-    weight has a draw, also where they share half of them, and of two sectors (results: listed_edges.md).
-
-    Args:
-        num_rows: Receivers; as are the rest, of :func:`gat_prefers_rows`.
-        num_cols: Senders.
-        num_edges: Edges between them.
-        num_entries: What windows read of them.
-        heads: Of each row.
-        dim: Features of a head.
-        trained: Whether there will be a backward pass.
-        dropout: Whether weights are dropped.
-        dtype: Of the features.
+    A column that rows of a window share is gathered for each of them then. Of heads of 8 features by eights,
+    a sector of half precision for two, where no tilt is wanted and windows share few columns; with
+    ``dropout``, for which each weight has a draw, also where windows are of a step or two (results:
+    listed_edges.md). The rest as of :func:`gat_prefers_rows`.
     """
-    size = dtype.itemsize
-    if dtype not in HALF or heads == 1 or dim not in (8, 16, 32) or num_cols > MAX_COLS:
+    fits = dtype in HALF and dim == 8 and heads % 8 == 0 and num_cols <= MAX_COLS and not trained
+    if not fits or num_edges < _LISTED or 2 * num_cols * heads * dim * dtype.itemsize > _GATHERED_BYTES:
         return False
-    if heads % edges_together(heads, dim) or num_edges < _LISTED:
-        return False
-    if 2 * num_cols * heads * dim * size > _GATHERED_BYTES:
-        return False
-    if dim == 8:
-        short = num_entries <= 4 * num_rows
-        return short or (trained and dropout) or 2 * num_edges <= 3 * num_entries
-    return (dim == 16 or dropout) and 4 * num_edges <= (6 if dropout and dim == 16 else 5) * num_entries
-
-
-def edges_together(heads: int, dim: int) -> int:
-    """Heads of ``dim`` features, a power of two, that share a program where edges are listed."""
-    return min(1 << (heads.bit_length() - 1), max(1, 64 // dim))
+    return 4 * num_edges <= 5 * num_entries or (dropout and num_entries <= 4 * num_rows)
 
 
 def gat_prefers_rows(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from graphfuse.kernels import launch, linear_shapes, orders
+from graphfuse.kernels import launch, linear_shapes, orders, walk_rules
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
@@ -39,6 +39,27 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     assert by_rows(MANY, 1, 8, False) and by_rows(MANY, 8, 4, False)
     for trained in (False, True):
         assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_gat_lists_edges_where_windows_share_few_columns(dtype: torch.dtype) -> None:
+    def lists(
+        num_edges: int, num_entries: int, heads: int = 8, dim: int = 8, trained: bool = False,
+        dropout: bool = False, nodes: int = 20_000,
+    ) -> bool:  # fmt: skip
+        sizes = (nodes, nodes, num_edges, num_entries)
+        return walk_rules.gat_lists_edges(*sizes, heads, dim, trained, dropout, dtype)
+
+    assert lists(100_000, 80_000) and not lists(100_001, 80_000)  # five edges of four columns
+    assert lists(100_000, 80_000, heads=16) and lists(1 << 16, 1 << 16) and not lists((1 << 16) - 1, 1 << 16)
+    for heads, dim in ((1, 8), (4, 8), (12, 8), (8, 16), (8, 7), (8, 4)):
+        assert not lists(100_000, 100_000, heads, dim)
+    assert not lists(100_000, 100_000, trained=True) and not lists(100_000, 100_000, 8, 8, True, True)
+    assert lists(200_000, 80_000, dropout=True) and not lists(200_000, 80_001, dropout=True)  # a step or two
+    large = 781_250  # of 100 MB
+    assert lists(10 * large, 10 * large, nodes=large) and not lists(10 * large, 10 * large, nodes=large + 1)
+    sizes = (20_000, 20_000, 100_000, 100_000, 8, 8, False, False)
+    assert not walk_rules.gat_lists_edges(*sizes, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

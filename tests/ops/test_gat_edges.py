@@ -1,62 +1,79 @@
-"""GAT's attention over the edges of windows, one by one: outputs and every gradient, hostile graphs."""
+"""GAT's attention over the edges of windows, one by one, as it is without gradients: hostile graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import additive_bwd, gat_listed, launch, walk_rules
+from graphfuse.kernels import gat_listed, launch, walk_rules
+from graphfuse.nn import GATConv
 from graphfuse.testing import GRAPHS, check
-from tests.ops.test_additive_attention import check_additive, draw
+from tests.ops.test_additive_attention import draw
 from tests.ops.test_attention import crowd, wide
 
 HALF = [torch.float16, torch.bfloat16]
-SHAPES = [(2, 8), (8, 8), (4, 16), (2, 32), (8, 16)]
-Launched = list[str]
+Launched = list[Any]
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
-    """The kernels over edges, wherever there is one; what was prepared for them is found here."""
-    kernels: Launched = []
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """The kernel over edges wherever there is one; what it was prepared for is found here."""
+    shapes: Launched = []
+    prepare = gat_listed.edge_launch
 
     def lists(*which: Any) -> bool:
-        heads, dim, _, _, dtype = which[-5:]
-        fits = heads > 1 and dim in (8, 16, 32) and heads % walk_rules.edges_together(heads, dim) == 0
-        return fits and dtype in HALF
+        heads, dim, trained, _, dtype = which[-5:]
+        return heads % 8 == 0 and dim == 8 and not trained and dtype in HALF
 
-    def noted(name: str, prepare: Any) -> Any:
-        def prepared(*args: Any) -> Any:
-            kernels.append(name)
-            return prepare(*args)
-
-        return prepared
+    def noted(w: Any, copies: Any, shape: Any, x_stride: int) -> Any:
+        shapes.append(shape)
+        return prepare(w, copies, shape, x_stride)
 
     monkeypatch.setattr(walk_rules, "gat_lists_edges", lists)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *which: which[-1] not in HALF)
-    monkeypatch.setattr(gat_listed, "forward_launch", noted("forward", gat_listed.forward_launch))
-    monkeypatch.setattr(additive_bwd, "backward_launch", noted("backward", gat_listed.backward_launch))
-    yield kernels
+    monkeypatch.setattr(gat_listed, "edge_launch", noted)
+    return shapes
+
+
+def given_for(
+    graph: str, device: torch.device, dtype: torch.dtype, heads: int = 8, seed: int = 0
+) -> tuple[RowWindows, Tensor, dict[str, Tensor]]:
+    windows, edge_index, given = draw("gat", graph, device, dtype, heads, 8, seed=seed)
+    return windows, edge_index, {name: x.detach() for name, x in given.items()}
+
+
+def check_gat(graph: str, device: torch.device, dtype: torch.dtype, heads: int = 8, **options: Any) -> None:
+    windows, edge_index, given = given_for(graph, device, dtype, heads)
+    draws = [given_for(graph, device, dtype, heads, seed)[2] for seed in range(1, 4)]
+    check(
+        lambda **one: ops.gat_attention(**one, windows=windows, **options),
+        lambda **one: reference.gat_attention(edge_index, **one, **options),
+        given,
+        *draws,
+    )
+
+
+def dropped(device: torch.device, **options: Any) -> dict[str, Any]:
+    return {"dropout": 0.3, "seed": torch.tensor([(3 << 40) + 5], device=device), **options}
 
 
 @pytest.mark.parametrize(("turn", "graph"), list(enumerate(GRAPHS)))
 def test_graphs(turn: int, graph: str, launched: Launched, device: torch.device) -> None:
-    heads, dim = SHAPES[turn % 4]
     options = {"self_loops": turn % 3 != 0, "negative_slope": [0.2, 0.0, 1.0][turn % 3]}
-    check_additive("gat", graph, device, HALF[turn // 2 % 2], heads, dim, **options)
+    check_gat(graph, device, HALF[turn // 2 % 2], **options)
     edge_index, sizes = GRAPHS[graph](device)
-    assert set(launched) == ({"forward", "backward"} if edge_index.size(1) and min(sizes) else set())
+    assert len(launched) == (edge_index.size(1) > 0 and min(sizes) > 0)
 
 
-@pytest.mark.parametrize(("heads", "dim"), SHAPES)
-def test_shapes(heads: int, dim: int, launched: Launched, device: torch.device) -> None:
-    options = {"dropout": 0.3, "seed": torch.tensor([9], device=device), "self_loops": True}
-    check_additive("gat", "ragged", device, torch.float16, heads, dim, **options)
-    assert set(launched) == {"forward", "backward"}
+@pytest.mark.parametrize("dropout", [False, True])
+def test_groups_of_heads(dropout: bool, launched: Launched, device: torch.device) -> None:
+    options = dropped(device, self_loops=True) if dropout else {}
+    check_gat("ragged", device, torch.float16, 16, **options)
+    assert [shape.heads for shape in launched] == [16]
 
 
 @pytest.mark.parametrize("graph", ["hub", "wide", "crowd"])
@@ -66,19 +83,17 @@ def test_slices(
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     monkeypatch.setitem(GRAPHS, "wide", wide)
     monkeypatch.setitem(GRAPHS, "crowd", crowd)
-    assert draw("gat", graph, device, torch.float16, 2, 8)[0].walk().num_slots > 0
-    check_additive("gat", graph, device, torch.float16, 2, 8)
-    options = {"dropout": 0.4, "seed": torch.tensor([7], device=device), "self_loops": True}
-    check_additive("gat", graph, device, torch.bfloat16, 2, 16, **options)
-    assert set(launched) == {"forward", "backward"}
+    assert given_for(graph, device, torch.float16)[0].walk().num_slots > 0
+    check_gat(graph, device, torch.float16)
+    check_gat(graph, device, torch.bfloat16, **dropped(device, self_loops=True))
+    assert len(launched) == 2
 
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("graph", ["repeated", "self_loops", "bipartite"])
 def test_dropout(graph: str, loops: bool, launched: Launched, device: torch.device) -> None:
-    options = {"dropout": 0.3, "seed": torch.tensor([(3 << 40) + 5], device=device), "self_loops": loops}
-    check_additive("gat", graph, device, torch.float16, 2, 8, **options)
-    assert set(launched) == {"forward", "backward"}
+    check_gat(graph, device, torch.float16, **dropped(device, self_loops=loops))
+    assert len(launched) == 1
 
 
 @pytest.mark.parametrize("loops", [False, True])
@@ -87,16 +102,15 @@ def test_scores_far_from_what_was_guessed(
     dtype: torch.dtype, loops: bool, launched: Launched, device: torch.device
 ) -> None:
     """Weights that would overflow, or all be tiny, in some rows of a window and one head."""
-    windows, edge_index, given = draw("gat", "ragged", device, dtype, 2, 8)
-    far = {name: x.detach().clone() for name, x in given.items()}
-    far["a_src"][::3, 1] *= 30
-    far["a_dst"][::5, 0] = -40
+    windows, edge_index, given = given_for("ragged", device, dtype)
+    given["a_src"][::3, 1] *= 30
+    given["a_dst"][::5, 0] = -40
     check(
         lambda **one: ops.gat_attention(**one, windows=windows, self_loops=loops),
         lambda **one: reference.gat_attention(edge_index, **one, self_loops=loops),
-        {name: x.requires_grad_() for name, x in far.items()},
+        given,
     )
-    assert set(launched) == {"forward", "backward"}
+    assert len(launched) == 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -105,12 +119,11 @@ def test_bad_numbers_stay_with_neighbours(
     operand: str, bad: float, launched: Launched, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in windows, column by column; each row of a window sees its own neighbours alone."""
-    windows, edge_index, given = draw("gat", "ragged", device, torch.float16, 2, 8)
-    plain = {name: x.detach().clone() for name, x in given.items()}
-    before = ops.gat_attention(**plain, windows=windows)
-    plain[operand][5] = bad
-    after = ops.gat_attention(**plain, windows=windows)
-    assert launched == ["forward"]
+    windows, edge_index, given = given_for("ragged", device, torch.float16)
+    before = ops.gat_attention(**given, windows=windows)
+    given[operand][5] = bad
+    after = ops.gat_attention(**given, windows=windows)
+    assert len(launched) == 1
     touched = edge_index[1, edge_index[0] == 5] if operand != "a_dst" else torch.tensor([5], device=device)
     others = torch.ones(windows.shape[0], dtype=torch.bool, device=device)
     others[touched] = False
@@ -118,69 +131,73 @@ def test_bad_numbers_stay_with_neighbours(
     torch.testing.assert_close(after[others], before[others], atol=2e-2, rtol=2e-2)
     monkeypatch.setattr(walk_rules, "gat_lists_edges", lambda *which: False)
     fresh = RowWindows.from_edge_index(edge_index, windows.shape[::-1])
-    want = ops.gat_attention(**plain, windows=fresh)
+    want = ops.gat_attention(**given, windows=fresh)
     torch.testing.assert_close(after[touched], want[touched], atol=2e-3, rtol=2e-3, equal_nan=True)
 
 
 def test_products_that_overflow(launched: Launched, device: torch.device) -> None:
     """A weight beyond 1 times a row near the largest float16: the result is less than that again."""
-    windows, edge_index, given = draw("gat", "ragged", device, torch.float16, 2, 8)
-    given = {name: x.detach() for name, x in given.items()}
+    windows, edge_index, given = given_for("ragged", device, torch.float16)
     given["a_src"] *= 2
     given["x"] = torch.full_like(given["x"], 40000.0)
     out = ops.gat_attention(**given, windows=windows)
     want = reference.gat_attention(edge_index, **{name: x.double() for name, x in given.items()})
     torch.testing.assert_close(out.double(), want, atol=0, rtol=2e-3)
-    assert want.max() > 30000 and launched == ["forward"]
+    assert want.max() > 30000 and len(launched) == 1
 
 
 def test_terms_of_float32_and_rows_of_wider_matrices(launched: Launched, device: torch.device) -> None:
     """As under autocast, from a projection that made more than x; weights are rounded as x is."""
-    windows, edge_index, drawn = draw("gat", "ragged", device, torch.float16, 4, 16)
-    terms = [drawn[name].detach().float().requires_grad_() for name in ("a_src", "a_dst")]
-    more = torch.randn(drawn["x"].size(0), 2, 4, 16, device=device, dtype=torch.float16).requires_grad_()
+    windows, edge_index, given = given_for("ragged", device, torch.float16)
+    terms = given["a_src"].float(), given["a_dst"].float()
+    more = torch.randn(given["x"].size(0), 2, 8, 8, device=device).half()
     out = ops.gat_attention(*terms, more[:, 1], windows)
-    exact = [x.detach().double().requires_grad_() for x in (*terms, more)]
-    want = reference.gat_attention(edge_index, *exact[:2], exact[2][:, 1])
-    assert out.dtype is torch.float32
+    want = reference.gat_attention(edge_index, *[x.double() for x in (*terms, more[:, 1])])
+    assert out.dtype is torch.float32 and len(launched) == 1
     torch.testing.assert_close(out.double(), want, atol=3e-3, rtol=3e-3)
-    grad = torch.randn_like(want)
-    found = torch.autograd.grad(out, (*terms, more), grad.float())
-    for one, other in zip(found, torch.autograd.grad(want, exact, grad), strict=True):
-        torch.testing.assert_close(one.double(), other, atol=1e-2, rtol=1e-2)
-    assert set(launched) == {"forward", "backward"}
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_inference_gives_the_numbers_of_training(
-    dropout: float, launched: Launched, device: torch.device
-) -> None:
-    windows, _, given = draw("gat", "hub", device, torch.float16, 8, 8)
-    options = {"dropout": dropout, "seed": torch.tensor([3], device=device), "self_loops": True}
-    trained = ops.gat_attention(**given, windows=windows, **options)
-    with torch.no_grad():
-        assert torch.equal(ops.gat_attention(**given, windows=windows, **options), trained)
-    again = ops.gat_attention(**given, windows=windows, **options)
-    assert torch.equal(again, trained) and set(launched) == {"forward"}
-
-
-def test_where_they_are_not(launched: Launched, device: torch.device) -> None:
-    """A slope beyond [0, 1], edges that change, float32, one head, features of edges."""
-    check_additive("gat", "ragged", device, torch.float16, 2, 8, negative_slope=-0.5)
-    check_additive("gat", "ragged", device, torch.float32, 2, 8)
-    check_additive("gat", "ragged", device, torch.float16, 1, 8)
-    check_additive("gat", "ragged", device, torch.float16, 2, 8, edges=True)
-    assert launched == []
 
 
 def test_rows_in_an_order_of_their_own(launched: Launched, device: torch.device) -> None:
-    windows, edge_index, given = draw("gat", "ragged", device, torch.float16, 2, 8)
+    windows, edge_index, given = given_for("ragged", device, torch.float16)
     reordered = RowWindows.from_edge_index(edge_index, windows.shape[::-1], reorder="degree")
     assert reordered.walk().row_index is not None and windows.walk().row_index is None
-    options = {"dropout": 0.3, "seed": torch.tensor([4], device=device), "self_loops": True}
+    options = dropped(device, self_loops=True)
     check(
         lambda **one: ops.gat_attention(**one, windows=reordered, **options),
         lambda **one: reference.gat_attention(edge_index, **one, **options),
         given,
     )
-    assert launched == ["forward", "backward"]
+    assert len(launched) == 1
+
+
+def test_a_layer(launched: Launched, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its bias, and x and terms side by side as its projection makes them."""
+    windows, edge_index, _ = given_for("symmetric", device, torch.float16)
+    conv = GATConv(12, 8, heads=8, dropout=0.5).to(device).half().eval()
+    torch.nn.init.normal_(conv.bias)
+    x = torch.randn(windows.shape[0], 12, device=device).half()
+    with torch.no_grad():
+        out = conv(x, edge_index)
+        assert len(launched) == 1
+        monkeypatch.setattr(walk_rules, "gat_lists_edges", lambda *which: False)
+        torch.testing.assert_close(out, conv(x, edge_index.clone()), atol=4e-3, rtol=4e-3)
+    assert len(launched) == 1
+
+
+def test_same_bits_again(launched: Launched, device: torch.device) -> None:
+    windows, _, given = given_for("hub", device, torch.float16)
+    first, second = (ops.gat_attention(**given, windows=windows, self_loops=True) for _ in range(2))
+    assert torch.equal(first, second) and len(launched) == 1
+
+
+def test_where_it_is_not(launched: Launched, device: torch.device) -> None:
+    """A slope beyond [0, 1], gradients, other heads, features of edges, float32."""
+    windows, edge_index, given = given_for("ragged", device, torch.float16)
+    ops.gat_attention(**given, windows=windows, negative_slope=-0.5)
+    a_src, a_dst, x = (x.clone().requires_grad_() for x in given.values())
+    ops.gat_attention(a_src, a_dst, x, windows).sum().backward()
+    ops.gat_attention(a_src[:, :4].detach(), a_dst[:, :4].detach(), x[:, :4].detach(), windows)
+    scores = torch.zeros(edge_index.size(1), 8, device=device).half()
+    ops.gat_attention(**given, windows=windows, edge_score=scores)
+    ops.gat_attention(**{name: x.float() for name, x in given.items()}, windows=windows)
+    assert launched == []
