@@ -1,23 +1,27 @@
-r"""The loop of GAT's window kernel, forward, over the edges of a window: a weight for each edge and head.
+r"""Kernel of GAT's attention over the edges of windows: a weight for each edge and head, none masked.
 
-:mod:`graphfuse.kernels.gat_steps` makes 16 weights of each column entry and head, one for each row of its
-window, of which all but the few that are edges are masked. Here an edge has one, and what tensor cores take
-of it is a column in which it stands in the row of the edge. A column that several rows of a window share is
-gathered for each of them.
+:mod:`graphfuse.kernels.gat_windows` makes 16 weights of each column entry and head, one for each row of its
+window, of which all but the few that are edges are masked. Here an edge has one, :math:`w_e`, and what
+tensor cores sum is :math:`w_e x_j`, by a tile of ones that tells the row of each edge. A column that several
+rows of a window share is gathered for each of them.
 """
 
 import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import exponent
-from graphfuse.kernels.attention_tiles import eight_times
+from graphfuse.kernels.attention_tiles import LOG2_E, agreed, either, inverse, store_softmax
+from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.gat_tiles import at_most, one_of_eight
-from graphfuse.kernels.tiles import dot, nothing, rows_of_product
+from graphfuse.kernels.gat_results import store_sums
+from graphfuse.kernels.gat_windows import walk_again
+from graphfuse.kernels.tiles import after_previous, dot, finite, load_task, rows_at, rows_of_product
+
+_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
-def edges_of_step(packed_ptr, row_ptr, start, end, EDGES: tl.constexpr):
+def _edges_of_step(packed_ptr, row_ptr, start, end, EDGES: tl.constexpr):
     # Columns and rows of the edges of a step, some edge's beyond the end; for what is loaded ahead of it.
     offs = tl.minimum(start + tl.arange(0, EDGES), end - 1)
     some = offs >= 0
@@ -26,60 +30,94 @@ def edges_of_step(packed_ptr, row_ptr, start, end, EDGES: tl.constexpr):
 
 
 @triton.jit
-def of_heads(x_ptr, node, heads, HEADS: tl.constexpr):
+def _of_heads(x_ptr, node, heads, HEADS: tl.constexpr):
     # x[node, heads], [EDGES, heads]
     return tl.load(x_ptr + node.to(tl.int64)[:, None] * HEADS + heads[None, :])
 
 
 @triton.jit
-def of_eight(x):
-    # the columns of x [EDGES, 8]: a thread has all eight of an edge
-    even, odd = tl.split(x.reshape(x.shape[0], 4, 2))
-    first, second = tl.split(even.reshape(x.shape[0], 2, 2))
-    third, fourth = tl.split(odd.reshape(x.shape[0], 2, 2))
-    zero, four = tl.split(first)
-    two, six = tl.split(second)
-    one, five = tl.split(third)
-    three, seven = tl.split(fourth)
-    return zero, one, two, three, four, five, six, seven
+def _spread(x, DIM: tl.constexpr):
+    # numbers of heads, [.., HEADS], as those of their features, [.., HEADS * DIM]
+    ROWS: tl.constexpr = x.shape[0]
+    HEADS: tl.constexpr = x.shape[1]
+    return tl.broadcast_to(x[:, :, None], (ROWS, HEADS, DIM)).reshape(ROWS, HEADS * DIM)
 
 
 @triton.jit
-def rows_of_edges(place, HALF: tl.constexpr):
-    # What a weight of an edge is at most in each row, [16, EDGES], as tensor cores take their left operand:
-    # infinite in its own, 0 elsewhere.
-    inner = rows_of_product(tl.float32)
-    return tl.where(place[None, :] == inner[:, None], float("inf"), 0.0).to(HALF)
+def _weighted(x, weight, DIM: tl.constexpr):
+    # Gathered rows of half precision times a weight of each head, two products an instruction.
+    weight = _spread(weight, DIM)
+    if _INTERPRETING or not tl.target_info.cuda_capability_geq(9, 0):
+        x = (x.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+    else:
+        NAME: tl.constexpr = (
+            "mul.rn.f16x2 $0, $1, $2;" if x.dtype == tl.float16 else "mul.rn.bf16x2 $0, $1, $2;"
+        )
+        x = tl.inline_asm_elementwise(NAME, "=r,r,r", [x, weight], dtype=x.dtype, is_pure=True, pack=2)
+    return x
 
 
 @triton.jit
-def in_rows(weight, most):
-    # weights [EDGES], none below 0, as a left operand
-    return at_most(tl.broadcast_to(weight[None, :], most.shape), most)
+def _of_loops(
+    guess, own, a_src_ptr, x_ptr, seed_ptr, rows, with_loop, heads, offs_dim, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # Where the sums of 16 rows begin: at their loops, of those that have one here.
+    mask = with_loop[:, None]
+    offs_row = rows.to(tl.int64)[:, None]
+    u = own + tl.load(a_src_ptr + offs_row * HEADS + heads[None, :], mask=mask, other=0.0).to(ACC)
+    total = tl.where(mask, tl.exp2(exponent(u, SLOPE) - guess), 0.0).to(x_ptr.dtype.element_ty).to(ACC)
+    weight = total
+    if DROPOUT > 0:
+        own_key = key_of(seed_ptr, rows[:, None], heads[None, :], False)
+        weight *= kept(own_key, key_of(seed_ptr, rows[:, None], 0, True), DROPOUT, 1.0)
+    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim[None, :], mask=mask, other=0.0).to(ACC)
+    return total, _spread(weight, DIM) * x
 
 
-@triton.jit
-def attend_edges(
-    packed_ptr, edge_row_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, begin, end, head, means,
-    states, TILTED: tl.constexpr, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+# GROUP heads of 16 rows, tensor cores, over the edges of a window; without the tilt.
+#   grid      (num_tasks, groups): one program = one task (a window or a slice of one) and one group
+#   reads     a_src [num_cols, HEADS], a_dst [num_rows, HEADS], x [num_cols, HEADS, DIM]; edge_tasks, packed,
+#             edge_row, row_index; edge_ptr with LOOPS; edge_copy and seed with DROPOUT. The structure of the
+#             entries, from ptr to copy, is read where the guess was not good enough
+#   writes    as `gat_window_kernel`
+#   on chip   total ACC [16, GROUP], acc ACC [16, GROUP * DIM]. The score that the mean of the first sources
+#             would make serves as the maximum; weights, and their products with x, are rounded as x is
+#   order     edges left to right within a task, no atomics: bitwise reproducible
+#   requires  a power of two as GROUP, of which HEADS is a multiple, and as DIM; a slope in [0, 1]
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
+def gat_edge_kernel(
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, edge_ptr, edge_tasks_ptr, packed_ptr,
+    edge_row_ptr, edge_copy_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # Goes on with the sums of eight heads, (top, total, high, acc, tilt), over the edges [begin, end) of a
-    # window, as `attend` does with FIXED maxima. Returns the states, and the rows of all edges as bits.
+    after_previous()
     HALF: tl.constexpr = x_ptr.dtype.element_ty
-    heads, offs_dim = head + tl.arange(0, 8), head * DIM + tl.arange(0, 8 * DIM)
-    ones = tl.full((EDGES, 8), 1.0, dtype=tl.float32).to(HALF)
-    mean = tl.zeros((8,), dtype=ACC)
-    running = nothing()
-    for g in tl.static_range(8):
-        mean = tl.where(tl.arange(0, 8) == g, means[g], mean)
-        its_total, its_high = eight_times(states[g][1]), eight_times(states[g][2])
-        running += ((its_total, its_high, states[g][3], states[g][4]),)
-    column, row = edges_of_step(packed_ptr, edge_row_ptr, begin, end, EDGES)
-    other, own = of_heads(a_src_ptr, column, heads, HEADS), of_heads(a_dst_ptr, row, heads, HEADS)
-    column, row = edges_of_step(packed_ptr, edge_row_ptr, begin + EDGES, end, EDGES)
+    window, begin, end, slot = load_task(edge_tasks_ptr, tl.program_id(0))
+    head = tl.program_id(1) * GROUP
+    heads, offs_dim = head + tl.arange(0, GROUP), head * DIM + tl.arange(0, GROUP * DIM)
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
+    mask_row = (rows < num_rows)[:, None]
+    column, row = _edges_of_step(packed_ptr, edge_row_ptr, begin, end, EDGES)
+    other, own = _of_heads(a_src_ptr, column, heads, HEADS), _of_heads(a_dst_ptr, row, heads, HEADS)
+    column, row = _edges_of_step(packed_ptr, edge_row_ptr, begin + EDGES, end, EDGES)
+    at_rows = rows.to(tl.int64)[:, None] * HEADS + heads[None, :]
+    own_of_rows = tl.load(a_dst_ptr + at_rows, mask=mask_row, other=0.0).to(ACC)
+    mean = tl.sum(other.to(ACC), 0)[None, :] / EDGES
+    guess = exponent(own_of_rows + mean, SLOPE)
+    if LOOPS:
+        first = begin == tl.load(edge_ptr + window)
+        total, acc = _of_loops(
+            guess, own_of_rows, a_src_ptr, x_ptr, seed_ptr, rows, first & (rows < num_loops), heads, offs_dim,
+            X_STRIDE, HEADS, DIM, SLOPE, DROPOUT, ACC,
+        )  # fmt: skip
+    else:
+        total, acc = tl.zeros((16, GROUP), dtype=ACC), tl.zeros((16, GROUP * DIM), dtype=ACC)
     seen = tl.zeros((EDGES,), dtype=tl.int32)
+    inner = rows_of_product(ACC)[:, None]
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         at = tl.minimum(offs, end - 1)
@@ -88,9 +126,9 @@ def attend_edges(
         x = tl.load(x_ptr + its_column.to(tl.int64)[:, None] * X_STRIDE + offs_dim[None, :])
         # a step ahead, in registers: Triton would pipeline them through shared memory, and make each weight
         # in all the threads that read it
-        next_other = of_heads(a_src_ptr, column, heads, HEADS)
-        next_own = of_heads(a_dst_ptr, row, heads, HEADS)
-        column, row = edges_of_step(packed_ptr, edge_row_ptr, start + 2 * EDGES, end, EDGES)
+        next_other = _of_heads(a_src_ptr, column, heads, HEADS)
+        next_own = _of_heads(a_dst_ptr, row, heads, HEADS)
+        column, row = _edges_of_step(packed_ptr, edge_row_ptr, start + 2 * EDGES, end, EDGES)
         live = offs < end
         if LOOPS or DROPOUT > 0:
             its_row = tl.load(edge_row_ptr + at)
@@ -99,42 +137,41 @@ def attend_edges(
         place = tl.where(live, packed & 15, 16)
         seen |= tl.where(live, 1 << place, 0)
         d = own.to(ACC)
-        u = d + other.to(ACC)
-        p = tl.exp2(exponent(u, SLOPE) - exponent(d + mean[None, :], SLOPE)).to(HALF)
-        weights = of_eight(p)
-        if TILTED:
-            bent = tl.where(u > 0, p, 0.0)
-            bends = of_eight(bent)
+        p = tl.exp2(exponent(d + other.to(ACC), SLOPE) - exponent(d + mean, SLOPE)).to(HALF)
+        ones = tl.where(place[None, :] == inner, 1.0, 0.0).to(HALF)
+        total = dot(ones, p, total, ACC)  # of what rows are multiplied with: it adds up to 1
         if DROPOUT > 0:
             other_key = key_of(seed_ptr, its_column[:, None], 0, True)
-            if copy_ptr is not None:
-                other_key = of_copy(other_key, tl.load(copy_ptr + at)[:, None])
+            if edge_copy_ptr is not None:
+                other_key = of_copy(other_key, tl.load(edge_copy_ptr + at)[:, None])
             own_key = key_of(seed_ptr, its_row[:, None], heads[None, :], False)
-            factor = kept(own_key, other_key, DROPOUT, 1.0).to(HALF)
-            left = of_eight(p * factor)
-            if TILTED:
-                bent_left = of_eight(bent * factor)
-        most = rows_of_edges(place, HALF)
-        new_running = nothing()
-        for g in tl.static_range(8):
-            total, high, acc, tilt = running[g]
-            weight = in_rows(weights[g], most)
-            total = dot(weight, ones, total, ACC)  # of what rows are multiplied with: it adds up to 1
-            if DROPOUT > 0:
-                weight = in_rows(left[g], most)
-            acc = dot(weight, x, acc, ACC)
-            if TILTED:
-                weight = in_rows(bends[g], most)
-                high = dot(weight, ones, high, ACC)
-                if DROPOUT > 0:
-                    weight = in_rows(bent_left[g], most)
-                tilt = dot(weight, x, tilt, ACC)
-            new_running += ((total, high, acc, tilt),)
-        other, own, running = next_other, next_own, new_running
-    new_states = nothing()
-    for g in tl.static_range(8):
-        its_total, its_high, acc, tilt = running[g]
-        its_total, its_high = one_of_eight(its_total), one_of_eight(its_high)
-        top = tl.where(its_total == 0, float("-inf"), states[g][0])  # NaN is not 0
-        new_states += ((top, its_total, its_high, acc, tilt),)
-    return new_states, seen
+            p *= kept(own_key, other_key, DROPOUT, 1.0).to(HALF)
+        acc = dot(ones, _weighted(x, p, DIM), acc, ACC)
+        other, own = next_other, next_own
+    # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
+    some = (tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1
+    good = ((total >= 2.0**-8) & (total <= 2.0**30)) | ((total == 0) & (some == 0)[:, None])
+    if agreed(finite(acc) & (tl.min(good.to(tl.int32)) > 0)):
+        top = tl.where(total == 0, float("-inf"), guess) / LOG2_E
+        whole = True
+        if slots_ptr is not None:
+            whole = slot < 0
+            if slot >= 0:
+                at_slot = slot.to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
+                at_slot = slots_ptr + (at_slot * HEADS + heads[None, :]) * 3
+                tl.store(at_slot, top)
+                tl.store(at_slot + 1, total)
+        if whole:
+            store_softmax(softmax_ptr, at_rows, mask_row, top, total)
+        store_sums(
+            out_ptr, tilt_ptr, sum_ptr, partial_ptr, bias_ptr, slot, num_rows, rows, offs_dim,
+            offs_dim < HEADS * DIM, _spread(inverse(total), DIM), None, None, acc, None, HEADS, DIM, DROPOUT,
+        )  # fmt: skip
+    else:
+        for g in tl.static_range(GROUP):
+            walk_again(
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
+                row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
+                bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, DIM, SLOPE, DROPOUT, LOOPS,
+                ACC,
+            )  # fmt: skip

@@ -27,7 +27,6 @@ from graphfuse.kernels.attention_tiles import (
     summable,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.gat_edges import attend_edges
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_steps import attend
 from graphfuse.kernels.tiles import (
@@ -136,11 +135,9 @@ def walk(
     head, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     GUESS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-    LISTED: tl.constexpr = False,
 ):  # fmt: skip
     # What `gat_window_kernel` does, of the heads from `head` on. With GUESS it returns whether the guess was
-    # good enough and all sums are numbers; if not, nothing is stored. LISTED: ptr, tasks, column and copies
-    # are those of edges, see `attend_edges`, whose rows stand in place of masks.
+    # good enough and all sums are numbers; if not, nothing is stored.
     TILTED: tl.constexpr = tilt_ptr is not None
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
@@ -166,8 +163,6 @@ def walk(
     means = nothing()
     if GUESS:
         first_columns = load_columns(column_ptr, begin, end, COLUMNS)
-        if LISTED:
-            first_columns = first_columns >> 4
         others = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
         guessed = nothing()
         for g in tl.static_range(GROUP):
@@ -175,17 +170,11 @@ def walk(
             guess = exponent(own[g].reshape(16) + means[g], SLOPE)
             guessed += (from_guess(states[g], guess),)
         states = guessed
-    if LISTED:
-        states, seen = attend_edges(
-            column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, begin, end, head,
-            means, states, TILTED, X_STRIDE, HEADS, DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
-    else:
-        states, seen = attend(
-            column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,
-            head, own, own_key, means, states, GUESS, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
-            COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
-        )  # fmt: skip
+    states, seen = attend(
+        column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,
+        head, own, own_key, means, states, GUESS, TILTED, X_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM,
+        COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
+    )  # fmt: skip
     # 0 * NaN is NaN: a NaN or Inf in one node would reach all 16 rows of its window
     accs, tilts, norms, bents, straights = nothing(), nothing(), nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
@@ -305,32 +294,3 @@ def gat_window_kernel(
                         seed_ptr, bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM,
                         SLOPE, DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
-
-
-# The same of eight heads, over the edges of windows; where the guess was not good enough over their entries.
-#   reads     of `edge_ptr` to `edge_copy` as `attend_edges`, of `ptr` to `copy` as `gat_window_kernel`
-#   requires  HEADS a multiple of 8, DIM a power of two, a slope in [0, 1]
-@triton.jit(do_not_specialize=["num_rows", "num_loops"])
-def gat_edge_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, edge_ptr, edge_tasks_ptr, packed_ptr,
-    edge_row_ptr, edge_copy_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    after_previous()
-    head = tl.program_id(1) * 8
-    done = walk(
-        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, edge_ptr, edge_tasks_ptr,
-        row_index_ptr, packed_ptr, edge_row_ptr, edge_copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
-        bias_ptr, num_rows, num_loops, head, X_STRIDE, HEADS, DIM, 8, 8, DIM, EDGES, STAGES, True, SLOPE,
-        DROPOUT, LOOPS, ACC, True,
-    )  # fmt: skip
-    if not done:
-        for g in tl.static_range(8):
-            walk_again(
-                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr,
-                row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr,
-                bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, DIM, SLOPE, DROPOUT, LOOPS,
-                ACC,
-            )  # fmt: skip

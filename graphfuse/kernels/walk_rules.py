@@ -82,11 +82,10 @@ def gat_lists_edges(
     ``dropout``, for which each weight has a draw, also where windows are of a step or two (results:
     listed_edges.md). The rest as of :func:`gat_prefers_rows`.
     """
-    fits = dtype in HALF and dim in (8, 16) and heads % 8 == 0 and num_cols <= MAX_COLS
+    fits = dtype in HALF and dim == 8 and heads % 8 == 0 and num_cols <= MAX_COLS and not trained
     if not fits or num_edges < _LISTED or 2 * num_cols * heads * dim * dtype.itemsize > _GATHERED_BYTES:
         return False
-    short = dim == 8 and (trained or dropout) and num_entries <= 4 * num_rows
-    return short or 4 * num_edges <= 5 * num_entries
+    return 4 * num_edges <= 5 * num_entries or (dropout and num_entries <= 4 * num_rows)
 
 
 def gat_prefers_rows(

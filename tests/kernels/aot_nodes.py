@@ -144,8 +144,7 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
-        constants |= {"LISTED": False, "ROWS": found.rows}
-        yield Case(name, kernel, operands, constants, found.warps)
+        yield Case(name, kernel, operands, constants | {"ROWS": found.rows}, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:

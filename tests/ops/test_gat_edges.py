@@ -23,7 +23,7 @@ Launched = list[Any]
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """The kernel over edges wherever there is one; what it was prepared for is found here."""
     shapes: Launched = []
-    prepare = gat_listed.forward_launch
+    prepare = gat_listed.edge_launch
 
     def lists(*which: Any) -> bool:
         heads, dim, trained, _, dtype = which[-5:]
@@ -35,7 +35,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
     monkeypatch.setattr(walk_rules, "gat_lists_edges", lists)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *which: which[-1] not in HALF)
-    monkeypatch.setattr(gat_listed, "forward_launch", noted)
+    monkeypatch.setattr(gat_listed, "edge_launch", noted)
     return shapes
 
 
