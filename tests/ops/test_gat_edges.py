@@ -113,6 +113,27 @@ def test_scores_far_from_what_was_guessed(
     assert len(launched) == 1
 
 
+@pytest.mark.parametrize("below", [12.0, 20.0])
+def test_weights_that_are_all_tiny(below: float, launched: Launched, device: torch.device) -> None:
+    """Of a row whose sources are far below those that the guess is made of: they would lose bits, or be 0."""
+    source = torch.arange(44, device=device)
+    edge_index = torch.stack([source, (source >= 40).long()])
+    windows = RowWindows.from_edge_index(edge_index, (44, 2))
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "a_src": torch.randn(44, 8, generator=generator) / 2,
+        "a_dst": torch.full((2, 8), 30.0),
+        "x": torch.randn(44, 8, 8, generator=generator),
+    }
+    given["a_src"][40:] -= below
+    check(
+        lambda **one: ops.gat_attention(**one, windows=windows),
+        lambda **one: reference.gat_attention(edge_index, **one),
+        {name: x.to(device, torch.float16) for name, x in given.items()},
+    )
+    assert len(launched) == 1
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("operand", ["x", "a_src", "a_dst"])
 def test_bad_numbers_stay_with_neighbours(
