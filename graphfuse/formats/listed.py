@@ -40,7 +40,7 @@ def listed(w: Walk, copies: Tensor | None) -> Listed:
     key = ("listed", copies is None)
     found: Listed | None = w.plans.get(key)
     if found is None:
-        must_not_capture(w, "the list of edges")
+        must_not_capture(w, "the list of edges, for GAT,", "in evaluation mode, or run the op once")
         found = w.plans[key] = make_lasting(_listed, w, copies)
     return found
 

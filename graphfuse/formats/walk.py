@@ -229,12 +229,14 @@ def longer_slices(w: Walk, times: float) -> Walk:
     return longer
 
 
-def must_not_capture(w: Walk, what: str) -> None:
+def must_not_capture(
+    w: Walk, what: str, how: str = "in training mode, or run the op and its backward once"
+) -> None:
     """Raises ``RuntimeError`` if a CUDA graph is being captured, during which ``what`` cannot be built."""
     if w.column.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{what} would be built during CUDA graph capture; call graphfuse.warmup(model, data) before, in "
-            "training mode, or run the op and its backward once"
+            f"{what} would be built during CUDA graph capture; call graphfuse.warmup(model, data) before, "
+            f"{how}"
         )
 
 

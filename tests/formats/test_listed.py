@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -47,6 +49,17 @@ def test_directions_of_a_symmetric_graph_share_them(device: torch.device) -> Non
     assert first is not second and first.packed is second.packed and first.copies is second.copies
     assert first.copies is not None and sorted(first.copies.tolist()) == [0, 0, 0, 0, 0, 1]
     assert listed(w, None).copies is None
+
+
+def test_a_capture_waits_for_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index, size = GRAPHS["ragged"](device)
+    w = RowWindows.from_edge_index(edge_index, size).walk()
+    found = listed(w, None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert listed(w, None) is found
+    on_gpu = w._replace(column=SimpleNamespace(is_cuda=True), plans={})
+    with pytest.raises(RuntimeError, match="the list of edges, for GAT, would be built during CUDA graph"):
+        listed(on_gpu, None)
 
 
 def test_they_can_be_saved_for_backward(device: torch.device) -> None:
