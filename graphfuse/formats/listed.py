@@ -26,9 +26,10 @@ class Listed(NamedTuple):
 
 
 def listed(w: Walk, copies: Tensor | None) -> Listed:
-    """The edges of ``w``, which walks windows whose edges stay; 8 bytes an edge, 12 with ``copies``.
+    """The edges of ``w``, which walks windows whose edges stay.
 
-    Found once for both directions of a symmetric structure; the first call waits for the GPU.
+    These are 8 bytes an edge and 4 an entry, with ``copies`` 4 an edge more. Found once for both directions
+    of a symmetric structure; the first call waits for the GPU.
 
     Args:
         w: The walk; it has an edge, and at most ``MAX_COLS`` columns.
@@ -48,8 +49,9 @@ def listed(w: Walk, copies: Tensor | None) -> Listed:
 def _listed(w: Walk, copies: Tensor | None) -> Listed:
     derived = w.derived
     if "edges" not in derived:
-        derived["edges"], derived["edge_rows"], derived["edges_before"] = _taken_apart(w)
-    packed, row, before = derived["edges"], derived["edge_rows"], derived["edges_before"]
+        # in this order: another thread may look for the last
+        derived["edges_before"], derived["edge_rows"], derived["edges"] = _taken_apart(w)
+    before, row, packed = derived["edges_before"], derived["edge_rows"], derived["edges"]
     assert packed is not None and row is not None and before is not None
     tasks = w.tasks.clone()
     tasks[:, 1:3] = before[w.tasks[:, 1:3].long()]
@@ -62,7 +64,7 @@ def _listed(w: Walk, copies: Tensor | None) -> Listed:
 
 
 def _taken_apart(w: Walk) -> tuple[Tensor, Tensor, Tensor]:
-    # packed, rows, and edges before each entry, int32[num_entries + 1]
+    # edges before each entry, int32[num_entries + 1], rows, packed
     assert w.row_mask is not None
     device, bit = w.column.device, torch.arange(WINDOW, dtype=torch.int16, device=w.column.device)
     packed, rows = (torch.empty(w.num_edges, dtype=torch.int32, device=device) for _ in range(2))
@@ -78,4 +80,4 @@ def _taken_apart(w: Walk) -> tuple[Tensor, Tensor, Tensor]:
         packed[some] = column[entry] * WINDOW + inner.to(torch.int32)
         rows[some] = (place if w.row_index is None else w.row_index[place]).to(torch.int32)
         done += entry.numel()
-    return packed, rows, before
+    return before, rows, packed

@@ -95,22 +95,8 @@ def _walk(packed: Tensor, transposed: bool, other: Walk | None) -> Walk:
         return Walk(WINDOW, rows, cols, *found, split, slots, {}, derived, bool(refilled), scalars.num_edges)
     if kind == packing.ROWS:
         ptr, tasks, merges, column = sections[4:] if transposed else sections[:4]
-        cut = (ptr, tasks.view(-1, 4), merges.view(-1, 4))
-        return Walk(
-            1,
-            rows,
-            cols,
-            *cut,
-            column,
-            None,
-            None,
-            split,
-            slots,
-            {},
-            derived,
-            bool(refilled),
-            scalars.num_edges,
-        )
+        cut, num_edges = (ptr, tasks.view(-1, 4), merges.view(-1, 4), column), scalars.num_edges
+        return Walk(1, rows, cols, *cut, None, None, split, slots, {}, derived, bool(refilled), num_edges)
     raise ValueError(f"the packed graph is of kind {kind}, wanted windows or rows")
 
 

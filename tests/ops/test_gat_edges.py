@@ -11,12 +11,17 @@ from torch import Tensor
 from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import gat_listed, launch, walk_rules
 from graphfuse.nn import GATConv
+from graphfuse.ops import additive
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_additive_attention import draw
 from tests.ops.test_attention import crowd, wide
 
 HALF = [torch.float16, torch.bfloat16]
 Launched = list[Any]
+
+
+# as it is before `launched` puts another in its place
+CHOSEN = walk_rules.gat_lists_edges
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +227,20 @@ def test_where_it_is_not(launched: Launched, device: torch.device) -> None:
     ops.gat_attention(**given, windows=windows, edge_score=scores)
     ops.gat_attention(**{name: x.float() for name, x in given.items()}, windows=windows)
     assert launched == []
+
+
+def test_ops_and_launchers_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sizes of a record, and of what is walked of it; else the kernel would be another."""
+    monkeypatch.setattr(walk_rules, "gat_lists_edges", CHOSEN)
+    generator = torch.Generator().manual_seed(0)
+    for num_edges, listed in ((80_000, True), (40_000, False)):
+        edge_index = torch.randint(20_000, (2, num_edges), generator=generator)
+        windows = RowWindows.from_edge_index(edge_index, (20_000, 20_000))
+        for graph in (windows, windows.transpose()):
+            for heads, dim, dtype in ((8, 8, torch.float16), (8, 16, torch.float16), (8, 8, torch.float32)):
+                x = torch.empty(20_000, heads, dim, dtype=dtype)
+                shape = gat_listed.Shape(heads, dim, 0.2, 0.0, True, False, dtype)
+                chosen = gat_listed.lists_edges(graph.walk(), shape, tilted=False)
+                assert chosen == (listed and dim == 8 and dtype in HALF)
+                rows = additive.choose(graph.sizes, 0.2, 0.0, True, False, False, None, None, x, None)[0]
+                assert not (chosen and rows) and (rows or dtype in HALF)
