@@ -20,8 +20,8 @@ HALF = [torch.float16, torch.bfloat16]
 Launched = list[Any]
 
 
-# as it is before `launched` puts another in its place
-CHOSEN = walk_rules.gat_lists_edges
+# as they are before `launched` puts others in their place
+LISTS, PREFERS_ROWS = walk_rules.gat_lists_edges, launch.gat_prefers_rows
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +231,8 @@ def test_where_it_is_not(launched: Launched, device: torch.device) -> None:
 
 def test_ops_and_launchers_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the sizes of a record, and of what is walked of it; else the kernel would be another."""
-    monkeypatch.setattr(walk_rules, "gat_lists_edges", CHOSEN)
+    monkeypatch.setattr(walk_rules, "gat_lists_edges", LISTS)
+    monkeypatch.setattr(launch, "gat_prefers_rows", PREFERS_ROWS)
     generator = torch.Generator().manual_seed(0)
     for num_edges, listed in ((80_000, True), (40_000, False)):
         edge_index = torch.randint(20_000, (2, num_edges), generator=generator)
@@ -243,4 +244,4 @@ def test_ops_and_launchers_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None
                 chosen = gat_listed.lists_edges(graph.walk(), shape, tilted=False)
                 assert chosen == (listed and dim == 8 and dtype in HALF)
                 rows = additive.choose(graph.sizes, 0.2, 0.0, True, False, False, None, None, x, None)[0]
-                assert not (chosen and rows) and (rows or dtype in HALF)
+                assert rows == (not chosen and dim == 8)  # in float32 and, as rows, in half precision
