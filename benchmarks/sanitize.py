@@ -223,10 +223,13 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
         )
         for result in results:
             torch.autograd.grad(result, x, torch.ones_like(result), retain_graph=True)
-    terms, x = (torch.randn(40, 8, *width, device=on).half() for width in ((), (8,)))
     with mock.patch.object(walk_rules, "gat_lists_edges", lambda *sizes: True):
-        for dropout in (0.0, 0.5):
+        for dim, dropout in ((8, 0.0), (8, 0.5), (16, 0.0)):
+            terms, x = (torch.randn(40, 8, *width, device=on).half() for width in ((), (dim,)))
             ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
+            terms.requires_grad_()
+            result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=dim == 8)
+            torch.autograd.grad(result, terms, torch.ones_like(result))
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:
@@ -302,7 +305,7 @@ def count_launches() -> Iterator[Counter[str]]:
 def all_kernels() -> set[str]:
     """Names of the ``triton.jit`` functions that are launched; the others are called by them."""
     import graphfuse.kernels
-    from graphfuse.formats import lay_kernels, quick_kernels
+    from graphfuse.formats import lay_kernels, listed_kernels, quick_kernels
 
     modules = [
         importlib.import_module(f"graphfuse.kernels.{module.name}")
@@ -310,7 +313,7 @@ def all_kernels() -> set[str]:
     ]
     return {
         _name(value)
-        for module in (*modules, quick_kernels, lay_kernels)
+        for module in (*modules, quick_kernels, lay_kernels, listed_kernels)
         for name, value in vars(module).items()
         if name.endswith("_kernel") and hasattr(value, "arg_names")
     }

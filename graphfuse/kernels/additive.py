@@ -119,7 +119,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
     if gat_listed.lists_edges(w, shape, tilted):
-        return Plan(gat_listed.edge_launch(w, copies, shape, strides[0]), _merge(w, shape, tilted))
+        return Plan(gat_listed.forward_launch(w, copies, shape, strides[0]), _merge(w, shape, tilted))
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)

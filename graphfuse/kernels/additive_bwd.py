@@ -31,6 +31,7 @@ from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
+from graphfuse.kernels.gat_listed import backward_launch, lists_edges
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
@@ -39,13 +40,13 @@ from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
 # (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
 # norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
-# its place. Of GAT also the gradient of a_dst.
+# its place. Of GAT also the gradient of a_dst. LISTED: LSE and delta alone, each of all heads side by side.
 #   grid      (ceil(num_rows * HEADS / ROWS),)
 @triton.jit(do_not_specialize=["num_rows"])
 def _additive_delta_kernel(
     stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, seed_ptr, num_rows,
     GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, LISTED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
@@ -68,7 +69,12 @@ def _additive_delta_kernel(
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
-    store_quads(stats_ptr, place, live, top, norm, delta, own)
+    if LISTED:
+        at = stats_ptr + place + place // HEADS * HEADS
+        tl.store(at, top, mask=live)
+        tl.store(at + HEADS, delta, mask=live)
+    else:
+        store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:
         d_a_dst = (1.0 - SLOPE) * product_of_rows(tilt, grad, live, DIM, ACC)
         tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
@@ -114,29 +120,31 @@ def _both_at_once(structures: tuple[Structure, Structure], given: Operands, shap
 
 def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
     # whether backward's kernel takes from a receiver its key of dropout
-    return shape.dropout > 0 and structures[1].walk.row_mask is not None
+    windows = structures[1].walk.row_mask is not None
+    return shape.dropout > 0 and windows and not lists_edges(structures[1].walk, shape, trained=True)
 
 
 def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape) -> Launch:
-    w, keyed = structures[0].walk, _keyed(structures, shape)
-    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, keyed)
+    w, listed = structures[0].walk, lists_edges(structures[1].walk, shape, trained=True)
+    kind = (_keyed(structures, shape), listed)
+    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, *kind)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)
         rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
-        rest += (config.block_dim, shape.slope, accumulator(shape.dtype))
+        rest += (config.block_dim, shape.slope, listed, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
         plan = w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
     return plan
 
 
 def _stats(
-    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool
+    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool, numbers: int
 ) -> tuple[Tensor, Tensor]:
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 4)
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], numbers)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
@@ -186,7 +194,9 @@ def additive_bwd(
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
-    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape))
+    numbers = 2 if lists_edges(structures[1].walk, shape, trained=True) else 4
+    keyed = _keyed(structures, shape)
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, keyed, numbers)
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
@@ -206,7 +216,7 @@ def _gat_bwd(
     plans: Plans | None,
 ) -> Tensor:
     # fills dx and of_edges, and returns the gradient of a_src
-    _, a_src, x, edge, loop_edge, seed = given
+    a_dst, a_src, x, edge, loop_edge, seed = given
     w, d_a_src = structure.walk, a_src.new_empty(*a_src.shape)
     if dx.numel() == 0:
         return d_a_src
@@ -214,9 +224,12 @@ def _gat_bwd(
     partial = None
     if plan.merge is not None:
         partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
-    if w.row_mask is not None:
-        outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
-        operands: tuple[Tensor | None, ...] = (a_src, x, grad, stats, seed)
+    outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
+    operands: tuple[Tensor | None, ...]
+    if lists_edges(w, shape, trained=True):
+        operands = (a_src, a_dst, x, grad, stats, seed)
+    elif w.row_mask is not None:
+        operands = (a_src, x, grad, stats, seed)
     else:
         outputs = (dx, d_a_src, *of_edges, partial)
         operands = (a_src, x, grad, edge, loop_edge, stats, seed)
@@ -244,7 +257,9 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
     graph: tuple[Tensor | None, ...]
     rest: tuple[Any, ...]
-    if w.row_mask is not None:
+    if lists_edges(w, shape, trained=True):
+        main = backward_launch(w, copies, shape, strides)
+    elif w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
         rest += (config.step, config.stages, config.warps, slope, dropout)

@@ -1,4 +1,4 @@
-"""Launching GAT's kernel over the edges of windows: where it is, and how."""
+"""Launching GAT's kernels over the edges of windows: where they are, and how."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 from graphfuse.formats.listed import listed
 from graphfuse.formats.walk import Walk, row_masks
 from graphfuse.kernels import walk_rules
+from graphfuse.kernels.gat_bwd_edges import gat_bwd_edge_kernel
 from graphfuse.kernels.gat_edges import gat_edge_kernel
 from graphfuse.kernels.run import Launch, accumulator
 
-GROUP, EDGES, STAGES = 8, 32, 3  # heads of a program, edges of a step (results: listed_edges.md)
+FEATURES, EDGES, STAGES = 64, 32, 3  # of a program, of a step, of a pipeline (results: listed_edges.md)
 
 
 class Shape(NamedTuple):
@@ -28,15 +29,15 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
 
-def lists_edges(w: Walk, shape: Shape, tilted: bool) -> bool:
-    """Whether the kernel here is launched: of GAT's attention over the windows of ``w``."""
+def lists_edges(w: Walk, shape: Shape, trained: bool) -> bool:
+    """Whether the kernels here are launched: of GAT's attention over the windows of ``w``."""
     if shape.v2 or w.row_mask is None or w.refilled or w.num_edges == 0 or not 0 <= shape.slope <= 1:
         return False
     which = (w.num_rows, w.num_cols, w.num_edges, w.num_entries, shape.heads, shape.dim)
-    return walk_rules.gat_lists_edges(*which, tilted, shape.dropout > 0, shape.dtype)
+    return walk_rules.gat_lists_edges(*which, trained, shape.dropout > 0, shape.dtype)
 
 
-def edge_launch(w: Walk, copies: Tensor | None, shape: Shape, x_stride: int) -> Launch:
+def forward_launch(w: Walk, copies: Tensor | None, shape: Shape, x_stride: int) -> Launch:
     """Of ``gat_edge_kernel``.
 
     Args:
@@ -47,7 +48,22 @@ def edge_launch(w: Walk, copies: Tensor | None, shape: Shape, x_stride: int) -> 
     """
     edges, (row_mask, loops) = listed(w, copies), row_masks(w, shape.self_loops)
     graph: tuple[Tensor | None, ...] = (edges.ptr, edges.tasks, edges.packed, edges.row, edges.copies)
-    graph += (w.ptr if loops else None, w.tasks, w.row_index, w.column, row_mask, copies)
-    rest: tuple[Any, ...] = (w.num_rows, min(w.num_rows, w.num_cols), x_stride, shape.heads, shape.dim, GROUP)
+    graph += (None, w.ptr) if loops else (edges.only, None)
+    graph += (w.tasks, w.row_index, w.column, row_mask, copies)
+    return _launch(gat_edge_kernel, w, graph, shape, (x_stride,), loops)
+
+
+def backward_launch(w: Walk, copies: Tensor | None, shape: Shape, strides: tuple[int, int]) -> Launch:
+    """Of ``gat_bwd_edge_kernel``, likewise; ``strides`` of rows of x and of the gradient."""
+    edges = listed(w, copies)
+    graph = (edges.ptr, edges.tasks, edges.packed, edges.row, edges.copies, w.row_index)
+    return _launch(gat_bwd_edge_kernel, w, graph, shape, strides, shape.self_loops)
+
+
+def _launch(
+    kernel: Any, w: Walk, graph: tuple[Tensor | None, ...], shape: Shape, strides: tuple[int, ...], loops: Any
+) -> Launch:
+    heads = FEATURES // shape.dim
+    rest: tuple[Any, ...] = (w.num_rows, min(w.num_rows, w.num_cols), *strides, shape.heads, shape.dim, heads)
     rest += (EDGES, STAGES, shape.slope, shape.dropout, loops, accumulator(shape.dtype))
-    return Launch(gat_edge_kernel, w.tasks.size(0), 1, graph, rest, groups=shape.heads // GROUP)
+    return Launch(kernel, w.tasks.size(0), 1, graph, rest, groups=shape.heads // heads)

@@ -78,14 +78,19 @@ def gat_lists_edges(
     """Whether GAT's attention makes a weight of each edge of a window, rather than 16 of each column.
 
     A column that rows of a window share is gathered for each of them then. Of heads of 8 features by eights,
-    a sector of half precision for two, where no tilt is wanted and windows share few columns; with
-    ``dropout``, for which each weight has a draw, also where windows are of a step or two (results:
-    listed_edges.md). The rest as of :func:`gat_prefers_rows`.
+    a sector of half precision for two, where windows share few columns and have 320 of them at most, as a
+    program makes one step after the other; with gradients (``trained``) or ``dropout``, for which each weight
+    has a draw, also where windows are of a step or two. Of heads of 16 features with gradients, of windows of
+    160 columns. The rest as of :func:`gat_prefers_rows` (results: listed_edges.md).
     """
-    fits = dtype in HALF and dim == 8 and heads % 8 == 0 and num_cols <= MAX_COLS and not trained
+    fits = dtype in HALF and dim in (8, 16) and heads % 8 == 0 and num_cols <= MAX_COLS
     if not fits or num_edges < _LISTED or 2 * num_cols * heads * dim * dtype.itemsize > _GATHERED_BYTES:
         return False
-    return 4 * num_edges <= 5 * num_entries or (dropout and num_entries <= 4 * num_rows)
+    apart = 4 * num_edges <= 5 * num_entries
+    if dim == 16:
+        return trained and apart and num_entries <= 10 * num_rows
+    few_steps = (trained or dropout) and num_entries <= 4 * num_rows
+    return few_steps or (apart and num_entries <= 20 * num_rows)
 
 
 def gat_prefers_rows(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graphfuse import RowWindows
-from graphfuse.formats import listed as listing
+from graphfuse.formats import listed_kernels
 from graphfuse.formats.listed import listed
 from graphfuse.formats.walk import copies, to_edge_index
 from graphfuse.testing import GRAPHS
@@ -20,16 +20,22 @@ def test_they_are_those_of_the_windows(
     graph: str, reorder: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    monkeypatch.setattr(listing, "_CHUNK", 7)
+    monkeypatch.setattr(listed_kernels, "COLUMNS", 4)
+    monkeypatch.setattr(listed_kernels, "BLOCK", 16)
     edge_index, size = GRAPHS[graph](device)
     windows = RowWindows.from_edge_index(edge_index, size, reorder=reorder)
     for w in (windows.walk(), windows.transpose().walk()):
         found = listed(w, None)
         assert found is listed(w, None)
-        assert torch.equal(torch.stack([found.packed >> 4, found.row]).long(), to_edge_index(w))
+        assert torch.equal(torch.stack([found.packed >> 5, found.row]).long(), to_edge_index(w))
         places = torch.arange(16 * (w.ptr.numel() - 1), device=device) if w.row_index is None else w.row_index
         window = torch.searchsorted(found.ptr, torch.arange(w.num_edges, device=device), right=True) - 1
         assert torch.equal(places[window * 16 + (found.packed & 15)].long(), found.row.long())
+        alone = torch.bincount(found.row, minlength=w.num_rows)[found.row] == 1
+        assert torch.equal((found.packed & 16).bool(), alone)
+        only = torch.full((w.num_rows,), -1, dtype=torch.int32, device=device)
+        only[found.row[alone]] = found.packed[alone] >> 5
+        assert torch.equal(found.only, only)
         # a task has the edges of its entries
         bits = (w.row_mask[:, None] >> torch.arange(16, dtype=torch.int16, device=device)) & 1
         before = torch.nn.functional.pad(bits.sum(1).cumsum(0), (1, 0))

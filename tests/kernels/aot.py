@@ -379,8 +379,8 @@ def _given() -> Iterator[Case]:
     yield from inference()
     yield from terms_of_float32()
     yield from reordered()
-    for heads in (8, 16):
-        yield from listed_edges(heads, 8)
+    for dim in (8, 16):
+        yield from listed_edges(8, dim)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from graphfuse.formats import lay_kernels, quick_kernels
+from graphfuse.formats import lay_kernels, listed_kernels, quick_kernels
 from graphfuse.kernels import (
     additive,
     additive_bwd,
@@ -144,7 +144,8 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
-        yield Case(name, kernel, operands, constants | {"ROWS": found.rows}, found.warps)
+        constants |= {"LISTED": False, "ROWS": found.rows}
+        yield Case(name, kernel, operands, constants, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
@@ -251,7 +252,7 @@ def building() -> Iterator[Case]:
         "sums_kernel": ((), ("key_ptr", "RANKED")),
         "lay_kernel": (graph, (orders[0], *orders[2:])),
     }
-    for name, kernel in (vars(quick_kernels) | vars(lay_kernels)).items():
+    for name, kernel in (vars(quick_kernels) | vars(lay_kernels) | vars(listed_kernels)).items():
         for absent in without.get(name, ((),)) if name.endswith("_kernel") else ():
             args = kernel.arg_names
             given: dict[str, Any] = {

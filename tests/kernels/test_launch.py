@@ -52,9 +52,16 @@ def test_gat_lists_edges_where_windows_share_few_columns(dtype: torch.dtype) -> 
 
     assert lists(100_000, 80_000) and not lists(100_001, 80_000)  # five edges of four columns
     assert lists(100_000, 80_000, heads=16) and lists(1 << 16, 1 << 16) and not lists((1 << 16) - 1, 1 << 16)
-    for heads, dim in ((1, 8), (4, 8), (12, 8), (8, 16), (8, 7), (8, 4)):
-        assert not lists(100_000, 100_000, heads, dim)
-    assert not lists(100_000, 100_000, trained=True) and not lists(100_000, 100_000, 8, 8, True, True)
+    for trained in (False, True):
+        for heads, dim in ((1, 8), (4, 8), (12, 8), (4, 16), (8, 7), (8, 4), (4, 32)):
+            assert not lists(100_000, 100_000, heads, dim, trained)
+    # windows of 320 columns, of heads of 16 with gradients of 160
+    for trained in (False, True):
+        assert lists(400_000, 400_000, trained=trained) and not lists(400_001, 400_001, trained=trained)
+    assert not lists(100_000, 100_000, 8, 16)
+    assert lists(200_000, 200_000, 8, 16, True) and not lists(200_001, 200_001, 8, 16, True)
+    assert lists(100_000, 80_000, 8, 16, True) and not lists(100_001, 80_000, 8, 16, True)
+    assert lists(200_000, 80_000, trained=True) and not lists(200_000, 80_001, trained=True)
     assert lists(200_000, 80_000, dropout=True) and not lists(200_000, 80_001, dropout=True)  # a step or two
     large = 781_250  # of 100 MB
     assert lists(10 * large, 10 * large, nodes=large) and not lists(10 * large, 10 * large, nodes=large + 1)

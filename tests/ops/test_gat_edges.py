@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ LISTS, PREFERS_ROWS = walk_rules.gat_lists_edges, launch.gat_prefers_rows
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """The kernel over edges wherever there is one; what it was prepared for is found here."""
     shapes: Launched = []
-    prepare = gat_listed.edge_launch
+    prepare = gat_listed.forward_launch
 
     def lists(*which: Any) -> bool:
         heads, dim, trained, _, dtype = which[-5:]
@@ -40,7 +41,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
     monkeypatch.setattr(walk_rules, "gat_lists_edges", lists)
     monkeypatch.setattr(launch, "gat_prefers_rows", lambda *which: which[-1] not in HALF)
-    monkeypatch.setattr(gat_listed, "edge_launch", noted)
+    monkeypatch.setattr(gat_listed, "forward_launch", noted)
     return shapes
 
 
@@ -161,6 +162,25 @@ def test_bad_numbers_stay_with_neighbours(
     torch.testing.assert_close(after[touched], want[touched], atol=2e-3, rtol=2e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_rows_of_one_edge_are_as_they_are(
+    dtype: torch.dtype, launched: Launched, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, wherever their score is from what was guessed; in slices, too. NaN if it is no number."""
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    windows, edge_index, given = given_for("hub", device, dtype)
+    assert windows.walk().num_slots > 0 and edge_index[0, edge_index[1] > 0].count_nonzero() == 0
+    for score in (0.0, 3.0, -2.0, float("nan"), float("inf")):
+        given["a_src"][0, 2] = score
+        out = ops.gat_attention(**given, windows=windows)
+        want = given["x"][0].expand(99, 8, 8).clone()
+        if not -9 < score < 9:
+            want[:, 2] = float("nan")
+        assert torch.equal(out[1:].isnan(), want.isnan())
+        assert torch.equal(out[1:].nan_to_num(), want.nan_to_num())
+    assert len(launched) == 1
+
+
 def test_products_that_overflow(launched: Launched, device: torch.device) -> None:
     """A weight beyond 1 times a row near the largest float16: the result is less than that again."""
     windows, edge_index, given = given_for("ragged", device, torch.float16)
@@ -238,10 +258,14 @@ def test_ops_and_launchers_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None
         edge_index = torch.randint(20_000, (2, num_edges), generator=generator)
         windows = RowWindows.from_edge_index(edge_index, (20_000, 20_000))
         for graph in (windows, windows.transpose()):
-            for heads, dim, dtype in ((8, 8, torch.float16), (8, 16, torch.float16), (8, 8, torch.float32)):
-                x = torch.empty(20_000, heads, dim, dtype=dtype)
-                shape = gat_listed.Shape(heads, dim, 0.2, 0.0, True, False, dtype)
-                chosen = gat_listed.lists_edges(graph.walk(), shape, tilted=False)
-                assert chosen == (listed and dim == 8 and dtype in HALF)
-                rows = additive.choose(graph.sizes, 0.2, 0.0, True, False, False, None, None, x, None)[0]
-                assert rows == (not chosen and dim == 8)  # in float32 and, as rows, in half precision
+            for dim, dtype, trained in itertools.product(
+                (8, 16), (torch.float16, torch.float32), (False, True)
+            ):
+                x = torch.empty(20_000, 8, dim, dtype=dtype)
+                shape = gat_listed.Shape(8, dim, 0.2, 0.0, True, False, dtype)
+                chosen = gat_listed.lists_edges(graph.walk(), shape, trained)
+                assert chosen == (listed and dtype in HALF and (dim == 8 or trained))
+                how = (0.2, 0.0, True, False, trained)
+                rows = additive.choose(graph.sizes, *how, None, None, x, None)[0]
+                others = dtype is torch.float32 or dim == 8 or trained  # which are rows, where it is not
+                assert rows == (not chosen and others)
