@@ -11,7 +11,7 @@ from graphfuse.formats.lasting import make_lasting
 from graphfuse.formats.walk import Walk, must_not_capture
 
 MAX_COLS = 1 << 26  # a column, whether its row has but this edge, and a row of its window share 31 bits
-_PARTS = ("edges_before", "edge_rows", "only_edges", "edges")
+_PARTS = ("edges_before", "edge_ptr", "edge_tasks", "edge_rows", "only_edges", "edges")
 
 
 class Listed(NamedTuple):
@@ -32,7 +32,7 @@ def listed(w: Walk, copies: Tensor | None) -> Listed:
     of a symmetric structure, by kernels that run where GAT's do; nothing waits for the GPU.
 
     Args:
-        w: The walk; it has an edge, and at most ``MAX_COLS`` columns.
+        w: The walk of a record, as it is; it has an edge, and at most ``MAX_COLS`` columns.
         copies: Of each entry how many equal ones stand before it, or None.
 
     Raises:
@@ -56,20 +56,17 @@ def _listed(w: Walk, copies: Tensor | None) -> Listed:
     if "edges" not in derived:
         # in this order: another thread may look for the last
         derived |= zip(_PARTS, _taken_apart(w), strict=True)
-    before, row, only, packed = [derived[name] for name in _PARTS]
-    assert before is not None and row is not None and only is not None and packed is not None
-    tasks = w.tasks.clone()
-    tasks[:, 1:3] = before[w.tasks[:, 1:3].long()]
+    before, ptr, tasks, row, only, packed = [found for name in _PARTS if (found := derived[name]) is not None]
     if copies is not None:
         if "edge_copies" not in derived:
             counts = torch.diff(before).long()
             derived["edge_copies"] = torch.repeat_interleave(copies, counts, output_size=packed.numel())
         copies = derived["edge_copies"]
-    return Listed(before[w.ptr.long()], tasks, packed, row, only, copies)
+    return Listed(ptr, tasks, packed, row, only, copies)
 
 
-def _taken_apart(w: Walk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # edges before each entry, int32[num_entries + 1], rows, only, packed
+def _taken_apart(w: Walk) -> tuple[Tensor, ...]:
+    # edges before each entry, int32[num_entries + 1], and what there is of a list without copies
     from graphfuse.formats import listed_kernels as kernels  # imports triton
     from graphfuse.formats.quick_kernels import launch
 
@@ -78,10 +75,12 @@ def _taken_apart(w: Walk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grid = (-(-w.num_entries // kernels.BLOCK),)
     launch(kernels.count_kernel, grid, counts[1:], w.row_mask, w.num_entries, kernels.BLOCK)
     before = counts.cumsum(0, dtype=torch.int32)
-    packed, rows = (w.column.new_empty(w.num_edges) for _ in range(2))
+    packed, row = (w.column.new_empty(w.num_edges) for _ in range(2))
     degrees, only = w.column.new_zeros(w.num_rows), w.column.new_full((w.num_rows,), -1)
     graph = (before, w.tasks, w.row_index, w.column, w.row_mask, w.num_rows, kernels.COLUMNS)
-    launch(kernels.apart_kernel, (w.tasks.size(0),), packed, rows, degrees, *graph, warps=1)
+    launch(kernels.apart_kernel, (w.tasks.size(0),), packed, row, degrees, *graph, warps=1)
     grid = (-(-w.num_edges // kernels.BLOCK),)
-    launch(kernels.only_kernel, grid, packed, only, rows, degrees, w.num_edges, kernels.BLOCK)
-    return before, rows, only, packed
+    launch(kernels.only_kernel, grid, packed, only, row, degrees, w.num_edges, kernels.BLOCK)
+    tasks = w.tasks.clone()
+    tasks[:, 1:3] = before.index_select(0, w.tasks[:, 1:3].flatten()).view(-1, 2)
+    return before, before.index_select(0, w.ptr), tasks, row, only, packed

@@ -8,23 +8,28 @@ import pytest
 import torch
 
 from graphfuse import RowWindows
-from graphfuse.formats import listed_kernels
+from graphfuse.formats import listed_kernels as kernels
 from graphfuse.formats.listed import listed
 from graphfuse.formats.walk import copies, to_edge_index
 from graphfuse.testing import GRAPHS
 
 
 @pytest.mark.parametrize("reorder", ["natural", "degree"])
-@pytest.mark.parametrize("graph", ["ragged", "hub", "repeated", "self_loops", "bipartite", "isolated"])
+@pytest.mark.parametrize(
+    "graph", ["ragged", "hub", "repeated", "self_loops", "bipartite", "isolated", "many"]
+)
 def test_they_are_those_of_the_windows(
     graph: str, reorder: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    monkeypatch.setattr(listed_kernels, "COLUMNS", 4)
-    monkeypatch.setattr(listed_kernels, "BLOCK", 16)
+    generator = torch.Generator().manual_seed(0)
+    many = torch.randint(150, (2, 3000), generator=generator).to(device)
+    monkeypatch.setitem(GRAPHS, "many", lambda _: (many, (150, 150)))
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 1024 if graph == "many" else 32)
     edge_index, size = GRAPHS[graph](device)
     windows = RowWindows.from_edge_index(edge_index, size, reorder=reorder)
     for w in (windows.walk(), windows.transpose().walk()):
+        if graph == "many":  # programs, and steps of one
+            assert w.num_entries > kernels.BLOCK and w.tasks[:, 1:3].diff().max() > kernels.COLUMNS
         found = listed(w, None)
         assert found is listed(w, None)
         assert torch.equal(torch.stack([found.packed >> 5, found.row]).long(), to_edge_index(w))
