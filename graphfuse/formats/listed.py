@@ -28,8 +28,8 @@ class Listed(NamedTuple):
 def listed(w: Walk, copies: Tensor | None) -> Listed:
     """The edges of ``w``, which walks windows whose edges stay.
 
-    These are 8 bytes an edge and 4 an entry, with ``copies`` 4 an edge more. Found once for both directions
-    of a symmetric structure, by kernels that run where GAT's do; nothing waits for the GPU.
+    These are 8 bytes an edge, 4 an entry and 4 a row, with ``copies`` 4 an edge more. Found once for both
+    directions of a symmetric structure, by kernels that run where GAT's do; nothing waits for the GPU.
 
     Args:
         w: The walk of a record, as it is; it has an edge, and at most ``MAX_COLS`` columns.

@@ -12,8 +12,9 @@ from graphfuse.kernels.loads import FULL
 _CACHED_BYTES = 48_000_000
 # And of one beyond this hardly anything does, so that a kernel waits for memory in either walk.
 _GATHERED_BYTES = 200_000_000
-# Edges from which on a list of them is made for GAT: a smaller record may serve one step.
-_LISTED = 1 << 16
+# Edges, and edges for each row, from which on a list of them is made for GAT. The record of a smaller graph,
+# or of a sampled mini-batch, which is nearly a tree, may serve one step, and the list is not made in that.
+_LISTED, _LISTED_DEGREE = 1 << 16, 3
 
 
 def prefers_rows(
@@ -84,7 +85,9 @@ def gat_lists_edges(
     160 columns. The rest as of :func:`gat_prefers_rows` (results: listed_edges.md).
     """
     fits = dtype in HALF and dim in (8, 16) and heads % 8 == 0 and num_cols <= MAX_COLS
-    if not fits or num_edges < _LISTED or 2 * num_cols * heads * dim * dtype.itemsize > _GATHERED_BYTES:
+    if not fits or num_edges < max(_LISTED, _LISTED_DEGREE * num_rows):
+        return False
+    if 2 * num_cols * heads * dim * dtype.itemsize > _GATHERED_BYTES:
         return False
     apart = 4 * num_edges <= 5 * num_entries
     if dim == 16:

@@ -55,6 +55,7 @@ def test_gat_lists_edges_where_windows_share_few_columns(dtype: torch.dtype) -> 
     for trained in (False, True):
         for heads, dim in ((1, 8), (4, 8), (12, 8), (4, 16), (8, 7), (8, 4), (4, 32)):
             assert not lists(100_000, 100_000, heads, dim, trained)
+    assert lists(120_000, 120_000, nodes=40_000) and not lists(119_999, 119_999, nodes=40_000)  # three a row
     # windows of 320 columns, of heads of 16 with gradients of 160
     for trained in (False, True):
         assert lists(400_000, 400_000, trained=trained) and not lists(400_001, 400_001, trained=trained)
