@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def _listed(w: Walk, copies: Tensor | None) -> Listed:
     if "edges" not in derived:
         # in this order: another thread may look for the last
         derived |= zip(_PARTS, _taken_apart(w), strict=True)
-    before, ptr, tasks, row, only, packed = [found for name in _PARTS if (found := derived[name]) is not None]
+    before, ptr, tasks, row, only, packed = cast(list[Tensor], [derived[name] for name in _PARTS])
     if copies is not None:
         if "edge_copies" not in derived:
             counts = torch.diff(before).long()
