@@ -47,7 +47,8 @@ def listed(w: Walk, copies: Tensor | None) -> Listed:
             "the list of edges, for GAT,",
             "in the mode that is captured, or run the op, and its backward, once",
         )
-        found = w.plans[key] = make_lasting(_listed, w, copies)
+        with torch.cuda.device_of(w.column):  # which kernels are not told, unlike PyTorch's operations
+            found = w.plans[key] = make_lasting(_listed, w, copies)
     return found
 
 

@@ -102,7 +102,8 @@ def backward_plans(
     """What :func:`additive_bwd` launches for such operands without features of edges; no size is 0."""
     if _both_at_once(structures, given, shape):
         return _alone_plan(structures, grad, given, shape)
-    delta, no_edges = _delta_plan(structures, grad, saved, shape), (None, None)
+    listed, no_edges = lists_edges(structures[1].walk, shape, trained=True), (None, None)
+    delta = _delta_plan(structures, grad, saved, shape, listed)
     if not shape.v2:
         return Plans(delta, None, _gat_plan(structures[1], grad, given, shape, no_edges))
     rows, columns = [
@@ -118,15 +119,15 @@ def _both_at_once(structures: tuple[Structure, Structure], given: Operands, shap
     return shape.v2 and plain and both_at_once(structures, shape.dtype)
 
 
-def _keyed(structures: tuple[Structure, Structure], shape: Shape) -> bool:
+def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) -> bool:
     # whether backward's kernel takes from a receiver its key of dropout
-    windows = structures[1].walk.row_mask is not None
-    return shape.dropout > 0 and windows and not lists_edges(structures[1].walk, shape, trained=True)
+    return shape.dropout > 0 and structures[1].walk.row_mask is not None and not listed
 
 
-def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape) -> Launch:
-    w, listed = structures[0].walk, lists_edges(structures[1].walk, shape, trained=True)
-    kind = (_keyed(structures, shape), listed)
+def _delta_plan(
+    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape, listed: bool
+) -> Launch:
+    w, kind = structures[0].walk, (_keyed(structures, shape, listed), listed)
     key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, *kind)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
@@ -139,12 +140,12 @@ def _delta_plan(structures: tuple[Structure, Structure], grad: Tensor, saved: Sa
 
 
 def _stats(
-    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool, numbers: int
+    plan: Launch, grad: Tensor, given: Operands, saved: Saved, shape: Shape, keyed: bool, listed: bool
 ) -> tuple[Tensor, Tensor]:
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], numbers)
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if listed else 4)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
@@ -190,18 +191,20 @@ def additive_bwd(
         return torch.zeros_like(own), torch.zeros_like(other), dx.zero_(), *d_edges
     if plans is None and _both_at_once(structures, given, shape):
         plans = _alone_plan(structures, grad, given, shape)
-    delta = _delta_plan(structures, grad, saved, shape) if plans is None else plans.delta
+    listed = lists_edges(structures[1].walk, shape, trained=True)
+    delta = _delta_plan(structures, grad, saved, shape, listed) if plans is None else plans.delta
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
-    numbers = 2 if lists_edges(structures[1].walk, shape, trained=True) else 4
-    keyed = _keyed(structures, shape)
-    stats, d_a_dst = _stats(delta, grad, given, saved, shape, keyed, numbers)
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape, listed), listed)
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
     else:
-        d_own, d_other = d_a_dst, _gat_bwd(structures[1], grad, given, shape, stats, dx, of_edges, plans)
+        d_own, d_other = (
+            d_a_dst,
+            _gat_bwd(structures[1], grad, given, shape, stats, dx, of_edges, plans, listed),
+        )
     return d_own, d_other, dx, *d_edges
 
 
@@ -214,6 +217,7 @@ def _gat_bwd(
     dx: Tensor,
     of_edges: tuple[Tensor | None, ...],
     plans: Plans | None,
+    listed: bool,
 ) -> Tensor:
     # fills dx and of_edges, and returns the gradient of a_src
     a_dst, a_src, x, edge, loop_edge, seed = given
@@ -226,7 +230,7 @@ def _gat_bwd(
         partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
     outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
     operands: tuple[Tensor | None, ...]
-    if lists_edges(w, shape, trained=True):
+    if listed:
         operands = (a_src, a_dst, x, grad, stats, seed)
     elif w.row_mask is not None:
         operands = (a_src, x, grad, stats, seed)

@@ -3,7 +3,8 @@ r"""Kernel of GAT's attention over the edges of windows, forward: a weight for e
 :mod:`graphfuse.kernels.gat_windows` makes 16 weights of each column entry and head, one for each row of its
 window, of which all but the few that are edges are masked. Here an edge has one, :math:`w_e`, and what
 tensor cores sum is :math:`w_e x_j`, by a tile of ones that tells the row of each edge. A column that several
-rows of a window share is gathered for each of them. For the tilt see there.
+rows of a window share is gathered for each of them. For the tilt see
+:mod:`graphfuse.kernels.gat_windows`.
 
 Products :math:`w_e x_j` are rounded, which where a row has but one edge would be all of its error: its weight
 is 1, and its result :math:`x_j` to the bit, as the definition's is. Backward, where differences of such
@@ -133,7 +134,7 @@ def gat_edge_kernel(
         d = own.to(ACC)
         u = d + other.to(ACC)
         p = tl.exp2(exponent(u, SLOPE) - exponent(d + mean, SLOPE)).to(HALF)
-        if not LOOPS:  # else no row has but one
+        if not LOOPS:  # with a loop of its own a row has more than one
             p = tl.where((packed & 16 != 0)[:, None], tl.full((1, 1), 1.0, ACC).to(HALF), p)
         ones = ones_of_rows(place, HALF)
         total = dot(ones, eight_columns(p), total, ACC)  # of what rows are multiplied with: it adds up to 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from graphfuse import RowWindows
 from graphfuse.formats import listed_kernels as kernels
+from graphfuse.formats import quick_kernels
 from graphfuse.formats.listed import listed
 from graphfuse.formats.walk import copies, to_edge_index
 from graphfuse.testing import GRAPHS
@@ -78,3 +80,21 @@ def test_they_can_be_saved_for_backward(device: torch.device) -> None:
     with torch.inference_mode():
         found = listed(RowWindows.from_edge_index(edge_index, size).walk(), None)
     assert not found.packed.is_inference() and not found.tasks.is_inference()
+
+
+def test_kernels_are_launched_where_the_windows_lie(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the current GPU they would find another's memory; of several, that is not always theirs."""
+    edge_index, size = GRAPHS["ragged"](device)
+    w = RowWindows.from_edge_index(edge_index, size).walk()
+    around: list[torch.Tensor] = []
+    device_of, launch = torch.cuda.device_of, quick_kernels.launch
+
+    def noted(*args: Any, **options: Any) -> None:
+        assert around and around[-1] is w.column
+        launch(*args, **options)
+
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: around.append(x) or device_of(x))
+    monkeypatch.setattr(quick_kernels, "launch", noted)
+    assert listed(w, None).packed.device == w.column.device
