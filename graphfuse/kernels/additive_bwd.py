@@ -17,67 +17,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, row_config
+from graphfuse.kernels.additive_delta import additive_delta_kernel
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
 from graphfuse.kernels.attention_bwd import both_at_once
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
-from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.columns import column_sums
-from graphfuse.kernels.dropout import key_of
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
-from graphfuse.kernels.gat_listed import backward_launch, lists_edges
+from graphfuse.kernels.gat_listed import backward_launch, lists_edges, only_edges
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
-
-
-# What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
-# (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
-# norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
-# its place. Of GAT also the gradient of a_dst. LISTED: LSE and delta alone, each of all heads side by side.
-#   grid      (ceil(num_rows * HEADS / ROWS),)
-@triton.jit(do_not_specialize=["num_rows"])
-def _additive_delta_kernel(
-    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, seed_ptr, num_rows,
-    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, LISTED: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    after_previous()
-    place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
-    # all loads before any store, behind which they would wait
-    grad = load_rows(grad_ptr, offs_grad, live, DIM, BLOCK_DIM)
-    out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
-    if tilt_ptr is not None:
-        tilt = load_rows(tilt_ptr, place * DIM, live, DIM, BLOCK_DIM)
-    top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
-    total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
-    own = tl.zeros((ROWS,), dtype=ACC)
-    if a_dst_ptr is not None:
-        own = tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC)
-    delta = product_of_rows(out, grad, live, DIM, ACC)
-    if grad_ptr.dtype.element_ty.primitive_bitwidth > 16:
-        norm = inverse(total)
-    else:
-        top += tl.log(tl.where(total == 0, 1.0, total))
-        norm = tl.full((ROWS,), 1.0, dtype=ACC)
-        if seed_ptr is not None:
-            key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
-            norm = key.to(tl.float32, bitcast=True)
-    if LISTED:
-        at = stats_ptr + place + place // HEADS * HEADS
-        tl.store(at, top, mask=live)
-        tl.store(at + HEADS, delta, mask=live)
-    else:
-        store_quads(stats_ptr, place, live, top, norm, delta, own)
-    if tilt_ptr is not None:
-        d_a_dst = (1.0 - SLOPE) * product_of_rows(tilt, grad, live, DIM, ACC)
-        tl.store(d_a_dst_ptr + place, d_a_dst.to(d_a_dst_ptr.dtype.element_ty), mask=live)
 
 
 class Saved(NamedTuple):
@@ -103,7 +56,7 @@ def backward_plans(
     if _both_at_once(structures, given, shape):
         return _alone_plan(structures, grad, given, shape)
     listed, no_edges = lists_edges(structures[1].walk, shape, trained=True), (None, None)
-    delta = _delta_plan(structures, grad, saved, shape, listed)
+    delta = _delta_plan(structures, grad, given, saved, shape, listed)
     if not shape.v2:
         return Plans(delta, None, _gat_plan(structures[1], grad, given, shape, no_edges))
     rows, columns = [
@@ -125,17 +78,24 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) 
 
 
 def _delta_plan(
-    structures: tuple[Structure, Structure], grad: Tensor, saved: Saved, shape: Shape, listed: bool
+    structures: tuple[Structure, Structure],
+    grad: Tensor,
+    given: Operands,
+    saved: Saved,
+    shape: Shape,
+    listed: bool,
 ) -> Launch:
-    w, kind = structures[0].walk, (_keyed(structures, shape, listed), listed)
-    key = ("additive_delta", shape, grad.stride(0), saved.out.dtype, saved.tilt.numel() == 0, *kind)
+    (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
+    strides = (grad.stride(0), given.x.stride(0) if listed else 0)
+    key = ("additive_delta", shape, strides, saved.out.dtype, saved.tilt.numel() == 0, *kind)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)
-        rest: tuple[Any, ...] = (grad.size(0), grad.stride(0), shape.heads, shape.dim, config.rows)
-        rest += (config.block_dim, shape.slope, listed, accumulator(shape.dtype))
+        rest: tuple[Any, ...] = (grad.size(0), *strides, shape.heads, shape.dim, config.rows)
+        rest += (config.block_dim, shape.slope, shape.dropout, listed, accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
-        plan = w.plans[key] = Launch(_additive_delta_kernel, programs, config.warps, (), rest)
+        graph = (only_edges(w, copies, shape) if listed else None,)
+        plan = w.plans[key] = Launch(additive_delta_kernel, programs, config.warps, graph, rest)
     return plan
 
 
@@ -149,7 +109,8 @@ def _stats(
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
-    plan(outputs, (), aligned(grad, a_dst, seed), grad.get_device())
+    x = given.x if listed else None
+    plan(outputs, (x,), aligned(grad, a_dst, seed, x), grad.get_device())
     return stats, d_a_dst
 
 
@@ -192,7 +153,7 @@ def additive_bwd(
     if plans is None and _both_at_once(structures, given, shape):
         plans = _alone_plan(structures, grad, given, shape)
     listed = lists_edges(structures[1].walk, shape, trained=True)
-    delta = _delta_plan(structures, grad, saved, shape, listed) if plans is None else plans.delta
+    delta = _delta_plan(structures, grad, given, saved, shape, listed) if plans is None else plans.delta
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges

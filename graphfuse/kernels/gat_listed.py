@@ -37,6 +37,14 @@ def lists_edges(w: Walk, shape: Shape, trained: bool) -> bool:
     return walk_rules.gat_lists_edges(*which, trained, shape.dropout > 0, shape.dtype)
 
 
+def only_edges(w: Walk, copies: Tensor | None, shape: Shape) -> Tensor | None:
+    """The column of each row's only edge, -1 if it has none or several; None where its result is exact.
+
+    That is without dropout, as it is x, and with self-loops, where each row has two.
+    """
+    return listed(w, copies).only if shape.dropout > 0 and not shape.self_loops else None
+
+
 def forward_launch(w: Walk, copies: Tensor | None, shape: Shape, x_stride: int) -> Launch:
     """Of ``gat_edge_kernel``.
 

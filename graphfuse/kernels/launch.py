@@ -384,14 +384,14 @@ def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> C
 
 @functools.cache
 def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
-    """Row kernels of GATv2's attention; long rows keep four warps busy."""
+    """Row kernels of GATv2's attention; long rows keep four warps busy, others have no pipeline."""
     config = attention_row(heads, dim, size, load, backward)
     if size > 2:
         step, warps = float32_rows.gatv2(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
     if load is RowLoad.LONG and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
-    return config
+    return config._replace(stages=1)
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

@@ -105,16 +105,17 @@ def gat_prefers_rows(
     In float32; for the reasons of dot-product attention where heads are slivers; and where heads are narrower
     than half a sector, which has 32 bytes. Several heads of half a sector walk windows only where those share
     columns, and so do several of a sector in training, if x stays in the L2 cache. With ``dropout`` training
-    asks for more, as windows draw for 16 rows an entry (results: gat_shapes.md, rows_once_more.md,
-    dropout.md, wide_and_odd.md).
+    asks for more, as windows draw for 16 rows an entry. Both walk the windows of graphs that are small and
+    sparse, where the longest row is what a GPU waits for (results: gat_shapes.md, rows_once_more.md,
+    dropout.md, wide_and_odd.md, few_rows.md).
     """
-    sector = dim * dtype.itemsize
+    sector, few = dim * dtype.itemsize, max(num_rows, num_cols) < FULL and num_edges <= 8 * num_rows
     if sector < 32:
         pairs = sector == 16 and heads > 1 and dtype in HALF
         draws = trained and dropout and num_entries >= 4 * num_rows  # windows of more than a step or two
-        return draws or not pairs or 2 * num_edges <= 3 * num_entries
+        return not pairs or (not few and (draws or 2 * num_edges <= 3 * num_entries))
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
-    skips = skips and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
+    skips = skips and not few and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
     # dropout is no reason: windows of wider heads are faster with it too
     slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout=False)
     return skips or slivers or dtype not in HALF

@@ -7,7 +7,7 @@ from typing import Any
 
 import triton.language as tl
 
-from graphfuse.kernels import additive_bwd, gat_listed, launch
+from graphfuse.kernels import additive_delta, gat_listed, launch
 from graphfuse.kernels.gat_bwd_edges import gat_bwd_edge_kernel
 from graphfuse.kernels.gat_edges import gat_edge_kernel
 from tests.kernels.aot_nodes import Case
@@ -49,9 +49,9 @@ def listed_edges(heads: int, dim: int) -> Iterator[Case]:
         given = {name: kind for name, kind in operands.items() if name not in missing}
         name = f"{kernel.__name__}[fp16-{heads}-{dim}-{rate}-{loops}]" + ("-tilted" if tilted else "")
         yield Case(name, kernel, given, constants | dict.fromkeys(missing), 1)
-    table, kernel = launch.whole_rows(dim), additive_bwd._additive_delta_kernel
+    table, kernel = launch.whole_rows(dim), additive_delta.additive_delta_kernel
     constants = {"HEADS": heads, "DIM": dim, "BLOCK_DIM": table.block_dim, "ROWS": table.rows}
-    constants |= {"GRAD_STRIDE": heads * dim, "SLOPE": 0.2, "LISTED": True, "ACC": tl.float32}
+    constants |= {"GRAD_STRIDE": heads * dim, "X_STRIDE": heads * dim, "SLOPE": 0.2, "DROPOUT": 0.6}
+    constants |= {"LISTED": True, "ACC": tl.float32, "seed_ptr": None}
     operands.pop("seed_ptr")
-    constants["seed_ptr"] = None
     yield Case(f"{kernel.__name__}[listed-fp16-{heads}-{dim}]", kernel, operands, constants, table.warps)

@@ -11,7 +11,7 @@ import triton.language as tl
 from graphfuse.formats import lay_kernels, listed_kernels, quick_kernels
 from graphfuse.kernels import (
     additive,
-    additive_bwd,
+    additive_delta,
     attention,
     attention_bwd,
     attention_bwd_merge,
@@ -140,11 +140,11 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
     for kernel, found in (
         (gathered._gathered_kernel, launch.rows_at_once(dim, MANY_ROWS)),
-        (additive_bwd._additive_delta_kernel, config),
+        (additive_delta.additive_delta_kernel, config),
         (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
-        constants |= {"LISTED": False, "ROWS": found.rows}
+        constants |= {"LISTED": False, "DROPOUT": 0.0, "ROWS": found.rows}
         yield Case(name, kernel, operands, constants, found.warps)
 
 

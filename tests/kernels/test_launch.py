@@ -11,7 +11,7 @@ from graphfuse.kernels import launch, linear_shapes, orders, walk_rules
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
-FEW, SOME, MANY = (1000, 1000, 1200, 1000), (1000, 1000, 2000, 1000), (1000, 1000, 4000, 1000)
+FEW, SOME, MANY = ((10_000, 10_000, num_edges, 10_000) for num_edges in (12_000, 20_000, 40_000))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -23,13 +23,13 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
 
     assert by_rows(FEW, 8, 16, True) and not by_rows(FEW, 8, 16, False)
     assert not by_rows(SOME, 8, 16, True) and not by_rows(MANY, 8, 16, True)  # windows have less to skip
-    assert by_rows((1000, 1000, 1500, 1000), 8, 16, True, True)  # with dropout also to draw for
-    assert not by_rows((1000, 1000, 1501, 1000), 8, 16, True, True)
+    assert by_rows((10_000, 10_000, 15_000, 10_000), 8, 16, True, True)  # with dropout also to draw for
+    assert not by_rows((10_000, 10_000, 15_001, 10_000), 8, 16, True, True)
     assert not by_rows(FEW, 1, 16, True, True) and not by_rows(FEW, 4, 32, True, True)
     for trained in (False, True):  # two heads of 16 bytes are a sector
-        assert not by_rows(MANY, 8, 8, trained) and by_rows((1000, 1000, 1500, 1000), 8, 8, trained)
-    # windows of 63.98 and of 64 entries on average
-    short, long = (1000, 1000, 7998, 3999), (1000, 1000, 8000, 4000)
+        assert not by_rows(MANY, 8, 8, trained) and by_rows((10_000, 10_000, 15_000, 10_000), 8, 8, trained)
+    # windows of just below 64 entries and of 64, on average
+    short, long = (10_000, 10_000, 79_998, 39_999), (10_000, 10_000, 80_000, 40_000)
     assert not by_rows(short, 8, 8, True, True) and by_rows(long, 8, 8, True, True)
     assert not by_rows(long, 8, 8, False, True)
     large = 93_751  # whose x of 128 numbers does not stay in the L2 cache
@@ -39,6 +39,20 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     assert by_rows(MANY, 1, 8, False) and by_rows(MANY, 8, 4, False)
     for trained in (False, True):
         assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("dim", [8, 16])
+def test_gat_walks_windows_of_small_sparse_graphs(dim: int, dropout: bool, dtype: torch.dtype) -> None:
+    def by_rows(rows: int, cols: int, edges: int, heads: int = 8, dtype: torch.dtype = dtype) -> bool:
+        return launch.gat_prefers_rows(rows, cols, edges, edges, heads, dim, True, dropout, dtype)
+
+    assert not by_rows(4223, 4223, 8 * 4223) and by_rows(4223, 4223, 8 * 4223 + 1)
+    assert by_rows(4224, 4223, 8 * 4223) and by_rows(4223, 4224, 8 * 4223)
+    assert by_rows(2708, 2708, 10_556, dtype=torch.float32)
+    assert by_rows(2708, 2708, 10_556, heads=1) == (dim == 8)  # narrower than a sector
+    assert launch.gat_prefers_rows(2708, 2708, 10_556, 9_591, 8, 4, True, dropout, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

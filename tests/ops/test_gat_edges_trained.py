@@ -72,16 +72,26 @@ def test_dropout(graph: str, loops: bool, launched: list[str], device: torch.dev
 
 
 @pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_scores_of_receivers_of_one_edge(
-    dtype: torch.dtype, heads: int, launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    dropout: float,
+    heads: int,
+    launched: list[str],
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which have no gradient, as the weight of an only edge is 1: two sums cancel, in slices too."""
+    """Which have no gradient, as the weight of an only edge is 1: two sums cancel, in slices too.
+
+    With dropout its result is x, scaled and rounded, or 0.
+    """
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     for seed in range(3):
         windows, _, given = draw("gat", "hub", device, dtype, heads, 64 // heads, seed=seed)
         given = {name: x.detach().requires_grad_() for name, x in given.items()}
-        out = ops.gat_attention(**given, windows=windows)
+        draws = torch.tensor([seed], device=device) if dropout > 0 else None
+        out = ops.gat_attention(**given, windows=windows, dropout=dropout, seed=draws)
         generator = torch.Generator().manual_seed(seed)
         grad = torch.randn(out.shape, generator=generator).to(device, dtype)
         d_src, _ = torch.autograd.grad(out, [given["a_src"], given["x"]], grad)

@@ -20,7 +20,7 @@ SHAPES = [(1, 8), (3, 7), (2, 16), (4, 1), (1, 100)]
 ALONE = {"attention": ["attention_bwd_alone_kernel"], "gatv2": ["gatv2_bwd_alone_kernel"]}
 THREE = {
     "attention": ["_attention_delta_kernel", *["attention_bwd_row_kernel"] * 2],
-    "gatv2": ["_additive_delta_kernel", *["gatv2_bwd_row_kernel"] * 2],
+    "gatv2": ["additive_delta_kernel", *["gatv2_bwd_row_kernel"] * 2],
 }
 KINDS = [*ALONE]
 
