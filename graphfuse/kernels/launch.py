@@ -1,9 +1,8 @@
 """Launch configurations: a function of the walk, the width and the element size, the same on every run.
 
 No run-time autotuning: it races across threads, must not run inside a CUDA graph capture, and would let the
-machine's mood choose the order of summation. The rules below were read off sweeps on one H200 or H100 over
-Cora, PubMed, musae-github, ego-twitter, BlogCatalog3, dblp-2010, uniform-1m-12m and the Reddit stand-in, and
-a few over Coauthor CS, Amazon Computers and stand-ins of products and igb-small.
+machine's mood choose the order of summation. The rules below were read off sweeps on an H200 or H100, over
+real graphs from Cora to dblp-2010 and stand-ins of larger ones (results: tune.jsonl).
 """
 
 from __future__ import annotations
@@ -377,21 +376,22 @@ def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> C
     if size > 2:
         step, warps = float32_rows.gat(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
-    if dim < 32:
-        return config._replace(stages=1)
-    return config if backward else config._replace(step=2 * config.step)
+    return config._replace(stages=1) if dim < 32 else config._replace(step=(2 - backward) * config.step)
 
 
 @functools.cache
 def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
-    """Row kernels of GATv2's attention; long rows keep four warps busy, others have no pipeline."""
+    """Row kernels of GATv2's attention; long rows keep four warps busy, many others have no pipeline."""
     config = attention_row(heads, dim, size, load, backward)
     if size > 2:
         step, warps = float32_rows.gatv2(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
     if load is RowLoad.LONG and dim >= 32 and config.warps == 1:
         return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
-    return config._replace(stages=1)
+    if load in (RowLoad.LONG, RowLoad.FEW):
+        wide = load is RowLoad.FEW and heads > 1 and dim >= 16 and not backward
+        return config._replace(step=2 * config.step) if wide else config
+    return config._replace(stages=1)  # results: row_kernels.md
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

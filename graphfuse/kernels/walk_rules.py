@@ -23,8 +23,9 @@ def prefers_rows(
     """Whether aggregation walks rows one by one rather than windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win in half precision where they fill the
-    GPU, even if they share nothing. (With a value per edge, rows always are.) Numbers of float32 they have to
-    cut in two: rows win where windows share next to nothing, as on graphs with hubs, unless they are short.
+    GPU, even if they share nothing, or rows have 16 features. (With a value per edge, rows always are.)
+    Numbers of float32 they have to cut in two: rows win where windows share next to nothing, as on graphs
+    with hubs, unless they are short.
 
     Args:
         num_rows: Receivers.
@@ -35,7 +36,7 @@ def prefers_rows(
         dtype: Of the features.
         fused: Whether a product that widens the sums may follow in the same kernel, which is for windows.
     """
-    if num_rows < FULL and dim <= 16:
+    if num_rows < FULL and (dim <= 16 if dtype is torch.float32 else dim < 16):  # results: few_rows.md
         return True
     if dtype is not torch.float32 or fused or dim <= 32 or num_cols * dim * 4 > _GATHERED_BYTES:
         return False
@@ -105,15 +106,16 @@ def gat_prefers_rows(
     In float32; for the reasons of dot-product attention where heads are slivers; and where heads are narrower
     than half a sector, which has 32 bytes. Several heads of half a sector walk windows only where those share
     columns, and so do several of a sector in training, if x stays in the L2 cache. With ``dropout`` training
-    asks for more, as windows draw for 16 rows an entry. Both walk the windows of graphs that are small and
-    sparse, where the longest row is what a GPU waits for (results: gat_shapes.md, rows_once_more.md,
-    dropout.md, wide_and_odd.md, few_rows.md).
+    asks for more, as windows draw for 16 rows an entry. Windows of small and sparse graphs are walked where
+    heads have 16 features together, as it is the longest row that is waited for (results: gat_shapes.md,
+    rows_once_more.md, dropout.md, wide_and_odd.md, few_rows.md).
     """
-    sector, few = dim * dtype.itemsize, max(num_rows, num_cols) < FULL and num_edges <= 8 * num_rows
+    few = max(num_rows, num_cols) < FULL and num_edges <= 8 * num_rows and heads * dim >= 16
+    sector = dim * dtype.itemsize
     if sector < 32:
-        pairs = sector == 16 and heads > 1 and dtype in HALF
         draws = trained and dropout and num_entries >= 4 * num_rows  # windows of more than a step or two
-        return not pairs or (not few and (draws or 2 * num_edges <= 3 * num_entries))
+        skips = draws or sector != 16 or heads == 1 or 2 * num_edges <= 3 * num_entries
+        return dtype not in HALF or (skips and not few)
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
     skips = skips and not few and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
     # dropout is no reason: windows of wider heads are faster with it too

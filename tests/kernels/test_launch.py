@@ -51,8 +51,9 @@ def test_gat_walks_windows_of_small_sparse_graphs(dim: int, dropout: bool, dtype
     assert not by_rows(4223, 4223, 8 * 4223) and by_rows(4223, 4223, 8 * 4223 + 1)
     assert by_rows(4224, 4223, 8 * 4223) and by_rows(4223, 4224, 8 * 4223)
     assert by_rows(2708, 2708, 10_556, dtype=torch.float32)
-    assert by_rows(2708, 2708, 10_556, heads=1) == (dim == 8)  # narrower than a sector
-    assert launch.gat_prefers_rows(2708, 2708, 10_556, 9_591, 8, 4, True, dropout, dtype)
+    assert by_rows(2708, 2708, 10_556, heads=1) == (dim == 8)  # 16 features together
+    for heads, narrow, rows in ((8, 4, False), (8, 7, False), (2, 7, True), (1, 15, True)):
+        assert launch.gat_prefers_rows(2708, 2708, 10_556, 9_591, heads, narrow, True, dropout, dtype) == rows
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -351,7 +352,21 @@ def test_aggregation_in_float32_walks_rows_where_that_was_faster(
     assert launch.prefers_rows(*sizes, dim, torch.float32, False) == walked
     small = rows < 4224 and dim == 16
     assert launch.prefers_rows(*sizes, dim, torch.float32, True) == small  # with a product in the kernel
-    assert launch.prefers_rows(*sizes, dim, torch.float16, False) == small
+    for dtype in HALF:
+        assert not launch.prefers_rows(*sizes, dim, dtype, False)
+        assert launch.prefers_rows(*sizes, 15, dtype, False) == (rows < 4224)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_gatv2_in_half_precision_has_no_pipeline_where_rows_are_many(backward: bool) -> None:
+    shapes = [(1, 64), (1, 128), (8, 16), (8, 64), (4, 32), (8, 8)]
+    for shape in shapes:
+        config = {load: launch.gatv2_row(*shape, 2, load, backward) for load in launch.RowLoad}
+        attention = launch.attention_row(*shape, 2, launch.RowLoad.NORMAL, backward)
+        assert config[launch.RowLoad.SHORT] == config[launch.RowLoad.NORMAL] == attention._replace(stages=1)
+        few = config[launch.RowLoad.FEW]  # forward reads twice as much ahead
+        wide = shape in ((8, 16), (8, 64), (4, 32)) and not backward
+        assert few == attention._replace(step=(1 + wide) * attention.step) and few.stages == 3
 
 
 def test_rows_of_aggregation_fill_the_gpu() -> None:
