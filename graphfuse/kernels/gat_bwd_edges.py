@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import exponent, leaky_slope
-from graphfuse.kernels.attention_tiles import LOG2_E
+from graphfuse.kernels.attention_tiles import LOG2_E, either
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.edge_tiles import (
     as_many_columns,
@@ -101,7 +101,7 @@ def gat_bwd_edge_kernel(
     else:
         number = tl.zeros((16, GROUP), dtype=ACC)
         dx, bent = tl.zeros((16, GROUP * DIM), dtype=ACC), tl.zeros((16, GROUP * DIM), dtype=ACC)
-    number = eight_columns(number)
+    number, seen = eight_columns(number), tl.zeros((EDGES,), dtype=tl.int32)
     for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         at = tl.minimum(offs, end - 1)
@@ -118,6 +118,7 @@ def gat_bwd_edge_kernel(
         if LOOPS:
             live = live & (its_column != its_row)
         place = tl.where(live, packed & 15, 16)
+        seen |= 1 << place
         u = own.to(ACC) + a_dst.to(ACC)
         weight = tl.exp2(exponent(u, SLOPE) - lse * LOG2_E).to(HALF)
         term = weight.to(ACC) * leaky_slope(u, SLOPE) * delta
@@ -138,6 +139,11 @@ def gat_bwd_edge_kernel(
     dx *= 1.0 / (1.0 - DROPOUT)
     total = SLOPE * dx + (1.0 - SLOPE) / (1.0 - DROPOUT) * bent
     d_own = tl.sum((x.to(ACC) * total).reshape(16, GROUP, DIM), 2) - number
+    # an Inf in the x of a source without edges, times a sum of 0, would be no number
+    some = ((tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1) != 0
+    if LOOPS:
+        some = some | (first & (rows < num_loops))
+    d_own = tl.where(some[:, None], d_own, 0.0)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0

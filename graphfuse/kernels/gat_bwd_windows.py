@@ -7,6 +7,7 @@ from graphfuse.kernels.additive_tiles import exponent, exponent_rate, leaky_slop
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     columns_last,
+    either,
     flat,
     gather,
     group_tile,
@@ -129,9 +130,10 @@ def gat_bwd_window_kernel(
         )
         dx = flat(loop_p, GROUP) * own_grad.to(ACC)
     x, own = resident(x, GROUP, WARPS, ACC), own_of_scores(own, GROUP, COLUMNS, WARPS, ACC)
-    bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
+    bits, seen = load_bits(row_mask_ptr, begin, end, COLUMNS), tl.zeros((COLUMNS,), dtype=tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        seen |= bits.to(tl.int32)
         column, copy, outside = window_step(
             column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, GROUP, COLUMNS, ACC
         )
@@ -159,6 +161,11 @@ def gat_bwd_window_kernel(
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
     its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
+    # an Inf in the x of a source without edges, times a weight of 0, would be no number
+    some = ((tl.reduce(seen, 0, either) >> (place % 16)) & 1) != 0
+    if LOOPS:
+        some = some | (first & (its_row < num_loops))
+    d_own = tl.where(some, d_own, 0.0)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0

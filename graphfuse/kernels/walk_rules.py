@@ -23,9 +23,8 @@ def prefers_rows(
     """Whether aggregation walks rows one by one rather than windows of 16.
 
     Windows read a shared column once and sum on tensor cores, and win in half precision where they fill the
-    GPU, even if they share nothing, or rows have 16 features. (With a value per edge, rows always are.)
-    Numbers of float32 they have to cut in two: rows win where windows share next to nothing, as on graphs
-    with hubs, unless they are short.
+    GPU, even if they share nothing. (With a value per edge, rows always are.) Numbers of float32 they have to
+    cut in two: rows win where windows share next to nothing, as on graphs with hubs, unless they are short.
 
     Args:
         num_rows: Receivers.
@@ -36,7 +35,7 @@ def prefers_rows(
         dtype: Of the features.
         fused: Whether a product that widens the sums may follow in the same kernel, which is for windows.
     """
-    if num_rows < FULL and (dim <= 16 if dtype is torch.float32 else dim < 16):  # results: few_rows.md
+    if num_rows < FULL and dim <= 16:
         return True
     if dtype is not torch.float32 or fused or dim <= 32 or num_cols * dim * 4 > _GATHERED_BYTES:
         return False

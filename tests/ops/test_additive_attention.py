@@ -222,8 +222,8 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
 
 
 @pytest.mark.parametrize("name", ["x_src", "x_dst"])
-@pytest.mark.parametrize("kind", OPS)
-def test_a_node_without_edges_adds_nothing(kind: str, name: str, device: torch.device) -> None:
+@WALKS
+def test_a_node_without_edges_adds_nothing(kind: str, name: str, walked: str, device: torch.device) -> None:
     """An Inf in it is in no output, and in no gradient but those of its own."""
     windows, edge_index, given = draw(kind, "isolated", device, torch.float16, 2, 8)
     if kind == "gat":

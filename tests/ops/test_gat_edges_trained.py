@@ -98,3 +98,22 @@ def test_scores_of_receivers_of_one_edge(
         # 99 terms of some 3 that are taken apart in two pieces
         assert d_src[0].abs().max() < 300 * torch.finfo(dtype).eps ** 2 and d_src[1:].abs().max() > 1e-3
     assert set(launched) == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("name", ["x", "a_dst"])
+def test_a_node_without_edges_adds_nothing(name: str, launched: list[str], device: torch.device) -> None:
+    windows, edge_index, given = draw("gat", "isolated", device, torch.float16, 8, 8)
+    alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
+    alone[edge_index[1 if name == "a_dst" else 0]] = False
+    assert alone.any()
+
+    def results() -> list[torch.Tensor]:
+        out = ops.gat_attention(**given, windows=windows)
+        return [out, *torch.autograd.grad(out.float().square().sum(), list(given.values()))]
+
+    wanted = results()
+    with torch.no_grad():
+        given[name][alone] = float("inf")
+    for mine, clean in zip(results(), wanted, strict=True):
+        assert torch.equal(mine, clean)
+    assert set(launched) == {"forward", "backward"}
