@@ -315,7 +315,7 @@ FAULTS = (
         "receiver-key",
         "swapped index",
         "GAT's backward drops the weights of the heads of a receiver together, forward one by one",
-        "kernels/additive_bwd.py",
+        "kernels/additive_delta.py",
         "key_of(seed_ptr, place // HEADS, place % HEADS, False)",
         "key_of(seed_ptr, place // HEADS, place * 0, False)",
         select("ops/test_head_groups", "test_any_group and gat and drop"),
