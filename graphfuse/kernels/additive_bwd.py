@@ -92,7 +92,8 @@ def _delta_plan(
     if plan is None:
         config = launch.whole_rows(shape.dim)
         rest: tuple[Any, ...] = (grad.size(0), *strides, shape.heads, shape.dim, config.rows)
-        rest += (config.block_dim, shape.slope, shape.dropout, listed, accumulator(shape.dtype))
+        rest += (config.block_dim, shape.slope, shape.dropout if listed else 0.0, listed)
+        rest += (accumulator(shape.dtype),)
         programs = -(-grad.size(0) * shape.heads // config.rows)
         graph = (only_edges(w, copies, shape) if listed else None,)
         plan = w.plans[key] = Launch(additive_delta_kernel, programs, config.warps, graph, rest)
