@@ -221,11 +221,9 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
     assert all(grad.isfinite().all() for grad in grads)
 
 
-@pytest.mark.parametrize("name", ["x_src", "x_dst"])
-@WALKS
-def test_a_node_without_edges_adds_nothing(kind: str, name: str, walked: str, device: torch.device) -> None:
-    """An Inf in it is in no output, and in no gradient but those of its own."""
-    windows, edge_index, given = draw(kind, "isolated", device, torch.float16, 2, 8)
+def check_a_node_without_edges(kind: str, name: str, heads: int, device: torch.device) -> None:
+    """An Inf in it is in no output, and in no gradient, its own included."""
+    windows, edge_index, given = draw(kind, "isolated", device, torch.float16, heads, 8)
     if kind == "gat":
         name = {"x_src": "x", "x_dst": "a_dst"}[name]
     alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
@@ -241,6 +239,12 @@ def test_a_node_without_edges_adds_nothing(kind: str, name: str, walked: str, de
         given[name][alone] = float("inf")
     for mine, clean in zip(results(), wanted, strict=True):
         assert torch.equal(mine, clean)
+
+
+@pytest.mark.parametrize("name", ["x_src", "x_dst"])
+@WALKS
+def test_a_node_without_edges_adds_nothing(kind: str, name: str, walked: str, device: torch.device) -> None:
+    check_a_node_without_edges(kind, name, 2, device)
 
 
 def test_receivers_without_any_source(walked: str, device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 from graphfuse import ops
 from graphfuse.kernels import additive_bwd, gat_listed, launch, walk_rules
 from graphfuse.testing import GRAPHS
-from tests.ops.test_additive_attention import check_additive, draw
+from tests.ops.test_additive_attention import check_a_node_without_edges, check_additive, draw
 from tests.ops.test_attention import crowd, wide
 
 HALF = [torch.float16, torch.bfloat16]
@@ -100,20 +100,7 @@ def test_scores_of_receivers_of_one_edge(
     assert set(launched) == {"forward", "backward"}
 
 
-@pytest.mark.parametrize("name", ["x", "a_dst"])
+@pytest.mark.parametrize("name", ["x_src", "x_dst"])
 def test_a_node_without_edges_adds_nothing(name: str, launched: list[str], device: torch.device) -> None:
-    windows, edge_index, given = draw("gat", "isolated", device, torch.float16, 8, 8)
-    alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
-    alone[edge_index[1 if name == "a_dst" else 0]] = False
-    assert alone.any()
-
-    def results() -> list[torch.Tensor]:
-        out = ops.gat_attention(**given, windows=windows)
-        return [out, *torch.autograd.grad(out.float().square().sum(), list(given.values()))]
-
-    wanted = results()
-    with torch.no_grad():
-        given[name][alone] = float("inf")
-    for mine, clean in zip(results(), wanted, strict=True):
-        assert torch.equal(mine, clean)
+    check_a_node_without_edges("gat", name, 8, device)
     assert set(launched) == {"forward", "backward"}
