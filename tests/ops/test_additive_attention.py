@@ -224,10 +224,9 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
 def check_a_node_without_edges(kind: str, name: str, heads: int, device: torch.device) -> None:
     """An Inf in it is in no output, and in no gradient, its own included."""
     windows, edge_index, given = draw(kind, "isolated", device, torch.float16, heads, 8)
-    if kind == "gat":
-        name = {"x_src": "x", "x_dst": "a_dst"}[name]
-    alone = torch.ones(given[name].size(0), dtype=torch.bool, device=device)
-    alone[edge_index[1 if name in ("x_dst", "a_dst") else 0]] = False
+    spoiled = given[{"x_src": "x", "x_dst": "a_dst"}[name] if kind == "gat" else name]
+    alone = torch.ones(spoiled.size(0), dtype=torch.bool, device=device)
+    alone[edge_index[int(name == "x_dst")]] = False
     assert alone.any()
 
     def results() -> list[Tensor]:
@@ -236,9 +235,8 @@ def check_a_node_without_edges(kind: str, name: str, heads: int, device: torch.d
 
     wanted = results()
     with torch.no_grad():
-        given[name][alone] = float("inf")
-    for mine, clean in zip(results(), wanted, strict=True):
-        assert torch.equal(mine, clean)
+        spoiled[alone] = float("inf")
+    assert all(map(torch.equal, results(), wanted))
 
 
 @pytest.mark.parametrize("name", ["x_src", "x_dst"])
@@ -365,10 +363,7 @@ def test_opcheck(kind: str, dtype: torch.dtype, device: torch.device) -> None:
             given[name] = given[name].detach().float().requires_grad_()
     packed = (windows.packed_rows, None, False, *windows.shape)
     own, other, x = given.values()
-    if kind == "gat":
-        own, other = other, own
-    else:
-        own, other, x = other, x, own
+    own, other, x = (other, own, x) if kind == "gat" else (other, x, own)
     arguments = (*packed, 0.2, 0.0, True, kind == "gatv2", kind == "gat", own, other, x, None, None, None)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.graphfuse.additive_attention.default, arguments, test_utils=checks)
