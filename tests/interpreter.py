@@ -2,9 +2,9 @@
 
 Every call of a device function looks through all of ``triton.language`` for what the launch has replaced
 already, every tensor makes its shape and types anew, of operands that fit each other it is found out whether
-they fit, and every addition is done again in int64 to see whether it overflows. Results are the same to the
-bit, but for bfloat16: float32 is rounded to it, as GPUs do, where the interpreter cuts bits off, and numbers
-are added and multiplied, not their bits.
+they fit, every addition is done again in int64 to see whether it overflows, and what it knows no function of
+NumPy for is reduced number by number. Results are the same to the bit, but for bfloat16: float32 is rounded
+to it, as GPUs do, where the interpreter cuts bits off, and numbers are added and multiplied, not their bits.
 """
 
 from __future__ import annotations

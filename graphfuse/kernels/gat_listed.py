@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from graphfuse.formats.listed import listed
+from graphfuse.formats.listed import MAX_COLS, listed
 from graphfuse.formats.walk import Walk, row_masks
 from graphfuse.kernels import walk_rules
 from graphfuse.kernels.gat_bwd_edges import gat_bwd_edge_kernel
@@ -40,9 +40,11 @@ def lists_edges(w: Walk, shape: Shape, trained: bool) -> bool:
 def only_edges(w: Walk, copies: Tensor | None, shape: Shape) -> Tensor | None:
     """The column of each row's only edge, -1 if it has none or several; None where its result is exact.
 
-    That is without dropout, as it is x, and with self-loops, where each row has two.
+    That is without dropout, as it is x, and with self-loops, where each row has two. None, too, where a list
+    could not hold the columns, of a walk whose other direction alone is listed.
     """
-    return listed(w, copies).only if shape.dropout > 0 and not shape.self_loops else None
+    rounded = shape.dropout > 0 and not shape.self_loops and w.num_cols <= MAX_COLS
+    return listed(w, copies).only if rounded else None
 
 
 def forward_launch(w: Walk, copies: Tensor | None, shape: Shape, x_stride: int) -> Launch:

@@ -71,6 +71,20 @@ def test_dropout(graph: str, loops: bool, launched: list[str], device: torch.dev
     assert set(launched) == {"forward", "backward"}
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("side", ["forward", "backward"])
+def test_one_direction_alone(
+    side: str, dropout: float, launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between sets of nodes of which one is large: the other direction walks windows."""
+    _, (num_src, num_dst) = GRAPHS["bipartite"](device)
+    num_rows = num_dst if side == "forward" else num_src
+    monkeypatch.setattr(walk_rules, "gat_lists_edges", lambda *which: which[0] == num_rows)
+    seed = torch.tensor([9], device=device) if dropout > 0 else None
+    check_additive("gat", "bipartite", device, torch.float16, 8, 8, dropout=dropout, seed=seed)
+    assert set(launched) == {side}
+
+
 @pytest.mark.parametrize("heads", [4, 8])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
