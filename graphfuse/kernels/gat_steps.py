@@ -21,6 +21,7 @@ from graphfuse.kernels.gat_tiles import (
     half_factors,
     one_of_eight,
     ones_where_greater,
+    split_factors,
 )
 from graphfuse.kernels.tiles import as_scores, dot, load_bits, nothing
 
@@ -36,7 +37,10 @@ def attend(
     # Goes on with the softmax and the sums of each head, (top, total, high, acc, tilt), over the entries
     # [begin, end) of a window. FIXED: `top`, the score that a source with the number in `means` would make,
     # stays what is subtracted from scores. Whether that was good enough is for `held` to say, from `total`
-    # and from `seen`, the rows of all entries.
+    # and from `seen`, the rows of all entries. FIXED and TILTED: sums are of sources' factors alone, those
+    # of u > 0 (high, tilt) and others (total, acc) apart, as `from_guess` began them; a receiver's factors
+    # scale them in the end.
+    SPLIT: tl.constexpr = FIXED and TILTED
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
@@ -54,7 +58,8 @@ def attend(
             # a and d count from the mean of the first sources, scores from what that makes of d: one factor
             # of a receiver is 1, the other smaller; a weight is rounded once, or by the other three times
             its_own = own[g] + means[g]
-            own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
+            if not SPLIT:
+                own_factors += (half_factors(its_own, tl.expand_dims(states[g][0], 1), SLOPE, HALF),)
     bits = load_bits(row_mask_ptr, begin, end, COLUMNS)
     first_columns = load_columns(column_ptr, begin, end, COLUMNS)
     other = numbers_of_columns(a_src_ptr, first_columns, head, HEADS, GROUP)
@@ -79,8 +84,20 @@ def attend(
         most = tl.where(outside == 0, float("inf"), 0.0 if FIXED else float("-inf")).to(
             HALF if FIXED else ACC
         )
+        edges = tl.where(outside == 0, -1, 0).to(tl.int16)
         new_states = nothing()
-        for nth in tl.static_range(0, GROUP, BATCH):
+        if SPLIT:
+            for g in tl.static_range(GROUP):
+                top, total, high, acc, tilt = running[g]
+                factors = half_factors(other[g].to(ACC) - means[g], 0.0, SLOPE, HALF)
+                bent, rest = split_factors(other[g], (-own[g]).to(other[g].dtype), factors, edges)
+                total, high = dot(rest, ones, total, ACC), dot(bent, ones, high, ACC)
+                x = tiles[g // PAIR]
+                if DROPOUT > 0:
+                    factor = kept(own_key[g], in_place(other_key), DROPOUT, 1.0).to(x.dtype)
+                    bent, rest = bent * factor, rest * factor
+                new_states += ((top, total, high, dot(rest, x, acc, ACC), dot(bent, x, tilt, ACC)),)
+        for nth in tl.static_range(0, 0 if SPLIT else GROUP, BATCH):
             weights, scaled = nothing(), nothing()
             for g in tl.static_range(nth, nth + BATCH):
                 top, total, high, acc, tilt = running[g]
@@ -119,6 +136,13 @@ def attend(
     for g in tl.static_range(GROUP):
         top, total, high, acc, tilt = running[g]
         total, high = one_of_eight(total), one_of_eight(high)
+        if SPLIT:
+            its_own, shift = (own[g] + means[g]).reshape(16), shift_of(top)
+            none = (total == 0) & (high == 0)  # nor do the factors of a row without edges matter
+            first = tl.where(none, 0.0, tl.exp2(its_own * LOG2_E - shift))
+            second = tl.where(none, 0.0, tl.exp2(its_own * (LOG2_E * SLOPE) - shift))
+            high, tilt = high * first, tilt * first[:, None]
+            total, acc = high + total * second, tilt + acc * second[:, None]
         if FIXED:
             top = tl.where(total == 0, float("-inf"), shift_of(top))  # NaN is not 0
         new_states += ((top, total, high, acc, tilt),)

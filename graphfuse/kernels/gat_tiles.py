@@ -58,3 +58,23 @@ def ones_where_greater(a, b, like):
     else:
         ones = tl.where(a > b, 1.0, 0.0).to(like.dtype)
     return ones
+
+
+@triton.jit
+def split_factors(a, against, factors, edges):
+    # Of the factors of sources those of edges with a > against, and the second ones of the other edges; 0
+    # elsewhere. [16, COLUMNS] each; `edges` has ones in all 16 bits of an edge, and zeros elsewhere.
+    first, second = tl.broadcast_to(factors[0], edges.shape), tl.broadcast_to(factors[1], edges.shape)
+    a, against = tl.broadcast_to(a, edges.shape), tl.broadcast_to(against, edges.shape)
+    if a.dtype == first.dtype and tl.target_info.cuda_capability_geq(9, 0):
+        KIND: tl.constexpr = "f16x2" if a.dtype == tl.float16 else "bf16x2"
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .b32 m; set.gt.u32." + KIND + " m, $2, $3; "
+            "lop3.b32 $0, $4, m, $6, 0x80; lop3.b32 $1, $5, m, $6, 0x20; }",
+            "=r,=r,r,r,r,r,r", [a, against, first, second, edges], dtype=(first.dtype, first.dtype),
+            is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        bent, there = a > against, edges != 0
+        first, second = tl.where(there & bent, first, 0.0), tl.where(there & (bent == 0), second, 0.0)
+    return first, second

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import exponent, shares
 from graphfuse.kernels.attention_tiles import (
+    LOG2_E,
     head_of_tile,
     held,
     load_columns,
@@ -121,10 +122,15 @@ def sums_of_entries(
 
 
 @triton.jit
-def from_guess(state, guess):
-    # The state of a softmax, which may hold a loop, as if it had begun with `guess` as the maximum.
+def from_guess(state, guess, own, SLOPE: tl.constexpr, TILTED: tl.constexpr):
+    # The state of a softmax, which may hold a loop, as if it had begun with `guess` as the maximum; TILTED as
+    # `attend` has it, over the factors of receivers with the numbers `own`.
     top, total, high, acc, tilt = state
-    factor = tl.exp2(top - guess)  # 0 without a loop
+    if TILTED:
+        total, acc = total - high, acc - tilt
+        factor = tl.exp2(top - tl.where(high > 0, own * LOG2_E, own * (LOG2_E * SLOPE)))
+    else:
+        factor = tl.exp2(top - guess)  # 0 without a loop
     return guess, total * factor, high * factor, acc * factor[:, None], tilt * factor[:, None]
 
 
@@ -167,8 +173,9 @@ def walk(
         guessed = nothing()
         for g in tl.static_range(GROUP):
             means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
-            guess = exponent(own[g].reshape(16) + means[g], SLOPE)
-            guessed += (from_guess(states[g], guess),)
+            its_own = own[g].reshape(16) + means[g]
+            guess = exponent(its_own, SLOPE)
+            guessed += (from_guess(states[g], guess, its_own, SLOPE, TILTED),)
         states = guessed
     states, seen = attend(
         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,
