@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.kernels import launch
-from graphfuse.kernels.additive import Operands, Shape, row_config
+from graphfuse.kernels.additive import Operands, Shape, gathered_together, row_config
 from graphfuse.kernels.additive_delta import additive_delta_kernel
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
 from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
@@ -226,9 +226,11 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     if lists_edges(w, shape, trained=True):
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
-        config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
-        rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, config.block_dim)
-        rest += (config.step, config.stages, config.warps, slope, dropout)
+        load = window_load(w)
+        config = launch.gat_window(heads, dim, dropout > 0, True, False, load)
+        split = config.rows == 4 and load.deep and dropout == 0 and 0 <= slope <= 1
+        rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
+        rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)

@@ -51,6 +51,12 @@ def additive_delta_kernel(
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
+        else:  # delta once more, as two numbers of half precision (see `gat_bwd_split.deltas`)
+            high = delta.to(grad_ptr.dtype.element_ty)
+            low = (delta - high.to(ACC)).to(grad_ptr.dtype.element_ty)
+            low = low.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+            high = high.to(tl.uint16, bitcast=True).to(tl.uint32)
+            norm = (low | high).to(tl.float32, bitcast=True)
     if LISTED:
         at = stats_ptr + place + place // HEADS * HEADS
         tl.store(at, top, mask=live)

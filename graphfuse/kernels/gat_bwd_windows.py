@@ -22,6 +22,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.gat_bwd_split import split_walk
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -87,22 +88,15 @@ def sums_in_place(x, APART: tl.constexpr):
     return x
 
 
-# GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
-#   grid      (num_tasks, groups), as the forward kernel
-#   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
-#             [num_cols, HEADS, 4]; the graph as forward
-#   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
-#   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_rows", "num_loops"])
-def gat_bwd_window_kernel(
+@triton.jit
+def score_walk(
     dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
     WARPS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    after_previous()
-    head = tl.program_id(1) * GROUP
+    # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score.
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -182,3 +176,57 @@ def gat_bwd_window_kernel(
         at_own = d_a_src_ptr + its_row.to(tl.int64) * HEADS + its_head
         mask_own = (its_row < num_rows) & (its_head < HEADS)
         tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_own)
+
+
+@triton.jit(noinline=True)
+def walk_scores(
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, a_src_ptr,
+    x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # One head, for windows that `split_walk` leaves: a narrow function of its own, as forward has one.
+    score_walk(
+        dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, None,
+        a_src_ptr, x_ptr, grad_ptr, stats_ptr, None, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
+        DIM, 1, BLOCK_DIM, 16, 1, 1, SLOPE, 0.0, LOOPS, ACC,
+    )  # fmt: skip
+
+
+# GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
+#   grid      (num_tasks, groups), as the forward kernel
+#   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
+#             [num_cols, HEADS, 4]; the graph as forward
+#   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
+#   order     entries left to right within a task, no atomics: bitwise reproducible
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
+def gat_bwd_window_kernel(
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    after_previous()
+    head = tl.program_id(1) * GROUP
+    if SPLIT:
+        done = split_walk(
+            dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+            a_src_ptr, x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
+            DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, LOOPS, ACC,
+        )  # fmt: skip
+        if not done:
+            for g in tl.static_range(GROUP):
+                if HEADS % GROUP == 0 or head + g < HEADS:
+                    walk_scores(
+                        dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
+                        row_mask_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head + g,
+                        X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, SLOPE, LOOPS, ACC,
+                    )  # fmt: skip
+    else:
+        score_walk(
+            dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+            copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
+            GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, SLOPE, DROPOUT, LOOPS, ACC,
+        )  # fmt: skip

@@ -30,6 +30,7 @@ from graphfuse.kernels.attention_tiles import (
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_steps import attend
+from graphfuse.kernels.gat_tiles import one_of_eight
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -155,7 +156,7 @@ def walk(
         mask = (rows < num_rows) & (head + g < HEADS)
         its_own = load_numbers(a_dst_ptr, rows, head + g, mask, HEADS).to(ACC)
         # 16 times the same number: so it stands where tensor cores leave rows, and weights are made there
-        its_own = tl.max(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC), 1)
+        its_own = one_of_eight(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC))
         own += (its_own[:, None],)
         if DROPOUT > 0:
             places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])

@@ -366,7 +366,7 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
     if inference and dim > 8 and load is not Load.LONG:
         stages, most = (5, 168) if load.roomy else (2, None)
         return Config(block, 32, stages, 1, rows=group, registers=most)
-    return Config(block, 32, 5 if tilted else 3, 1, rows=group)
+    return Config(block, 32, 5 if tilted or (backward and load.deep) else 3, 1, rows=group)
 
 
 @functools.cache

@@ -38,6 +38,11 @@ class Load(enum.Enum):
         """Whether there are few programs of few steps."""
         return self in (Load.SHORT, Load.FEWEST)
 
+    @property
+    def deep(self) -> bool:
+        """Whether programs take more than a few steps, which pay for what stands before and after them."""
+        return not self.short and self is not Load.TINY
+
 
 class RowLoad(enum.Enum):
     """What rows ask of the GPU."""

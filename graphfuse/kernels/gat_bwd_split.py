@@ -1,0 +1,229 @@
+r"""GAT's backward by windows without dropout, weights by factors.
+
+Rows are sources, columns receivers. With :math:`u_{ij} = a_j + d_i` and a LeakyReLU of slope :math:`\sigma`
+in [0, 1] a weight is a product of what each end brings, :math:`p_{ij} = A_j D_i` where :math:`u > 0` and
+:math:`A'_j D'_i` elsewhere,
+
+.. math::
+    A_j = e^{a_j - c}, \quad D_i = e^{d_i + c - L_i}, \qquad
+    A'_j = e^{\sigma (a_j - c)}, \quad D'_i = e^{\sigma (d_i + c) - L_i},
+
+with the logarithm :math:`L` of the receiver's sum and any number :math:`c`. So with sums over receivers with
+:math:`u > 0` and over the others, of the gradient's rows :math:`g` and of :math:`\delta_i = g_i^\top o_i`,
+
+.. math::
+    G_j = \sum D_i g_i, \quad E_j = \sum D_i \delta_i, \quad
+    G'_j = \sum D'_i g_i, \quad E'_j = \sum D'_i \delta_i,
+
+the gradients are
+
+.. math::
+    dx_j = A_j G_j + A'_j G'_j, \qquad
+    da_j = A_j (x_j^\top G_j - E_j) + \sigma A'_j (x_j^\top G'_j - E'_j).
+
+No weight needs an exponential or a product, and no product of two rows is made for an edge. A factor of a
+receiver is rounded once, alike in both sums, whose difference is of the same weights therefore.
+"""
+
+import triton
+import triton.language as tl
+
+from graphfuse.kernels.additive_tiles import exponent, leaky_slope
+from graphfuse.kernels.attention_tiles import (
+    LOG2_E,
+    agreed,
+    either,
+    gather,
+    load_numbers,
+    side_by_side,
+    window_step,
+)
+from graphfuse.kernels.gat_results import each_its_own
+from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
+from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, quads_apart, rows_at
+
+# Sources whose numbers are farther than this from the middle of their window's have weights made one by one:
+# receivers' factors are at most e to the power of it, times two to the power of the other, in half precision.
+_NEAR, _GREATER = tl.constexpr(8.0), tl.constexpr(4.0)
+
+
+@triton.jit
+def known_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
+    # LSE and a_dst of receivers, [1, COLUMNS] each, for each of GROUP heads. Of a receiver and head it is one
+    # piece of 16 bytes, for which L1 is asked once.
+    known = nothing()
+    for g in tl.static_range(GROUP):
+        at = stats_ptr + ((column.to(tl.int64) * HEADS + (head + g)) * 4)[:, None] + tl.arange(0, 4)[None, :]
+        mask = None if HEADS % GROUP == 0 else head + g < HEADS
+        lse, _key, _delta, a_dst = quads_apart(tl.load(at, mask=mask))
+        known += ((lse[None, :], a_dst[None, :]),)
+    return known
+
+
+@triton.jit
+def deltas(stats_ptr, column, head, HEADS: tl.constexpr, HALF: tl.constexpr):
+    # of receivers and four heads, each as two numbers of half precision that add up to it: [COLUMNS, 8]
+    heads = head + tl.arange(0, 8) // 2
+    mask = None if HEADS % 4 == 0 else (heads < HEADS)[None, :]
+    place = (column.to(tl.int64)[:, None] * HEADS + heads[None, :]) * 8 + 2
+    return tl.load(stats_ptr.to(tl.pointer_type(HALF)) + (place + tl.arange(0, 8)[None, :] % 2), mask=mask)
+
+
+@triton.jit
+def of_head(sums, g: tl.constexpr):
+    # of sums of pieces what is a head's
+    return tl.sum(tl.where((tl.arange(0, 8) // 2 == g)[None, :], sums, 0.0), 1)
+
+
+@triton.jit
+def store_gradients(
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window, begin, slot,
+    num_rows, num_loops, head, own, middles, sums, seen,
+    X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What the sums of a window make, with its loops; of a slice to its slot. All is asked for before anything
+    # is stored: a load behind a store would wait for its turn.
+    WIDTH: tl.constexpr = PAIR * BLOCK_DIM
+    some = ((tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1) != 0
+    rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
+    offs_row = rows.to(tl.int64)
+    with_loop = some
+    if LOOPS:  # the loop is the first edge of the first slice
+        with_loop = (begin == tl.load(ptr_ptr + window)) & (rows < num_loops)
+        some = some | with_loop
+    tiles, grads, numbers = nothing(), nothing(), nothing()
+    for pair in tl.static_range(0, GROUP, PAIR):
+        _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
+        mask_tile = (rows < num_rows)[:, None] & mask[None, :]
+        x = tl.load(x_ptr + offs_row[:, None] * X_STRIDE + offs[None, :], mask=mask_tile, other=0.0)
+        tiles += (as_scores(x, 1, ACC),)
+        if LOOPS:
+            at = grad_ptr + offs_row[:, None] * GRAD_STRIDE + offs[None, :]
+            grad = tl.load(at, mask=with_loop[:, None] & mask_tile, other=0.0)
+            grads += (as_scores(grad, 1, ACC),)
+    if LOOPS:
+        for g in tl.static_range(GROUP):
+            exists = with_loop & (head + g < HEADS)
+            at = stats_ptr + (offs_row * HEADS + (head + g)) * 4
+            lse, delta = tl.load(at, mask=exists, other=0.0), tl.load(at + 2, mask=exists, other=0.0)
+            numbers += ((lse, delta, tl.load(at + 3, mask=exists, other=0.0)),)
+    parts, d_owns = nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        x, mine = tiles[g // PAIR], (tl.arange(0, WIDTH) // BLOCK_DIM == g % PAIR)[None, :]
+        distance = own[g] - middles[g]
+        first = tl.exp2(distance * LOG2_E - _GREATER)
+        second = tl.exp2(distance * (LOG2_E * SLOPE) - _GREATER)
+        straight, slow = sums[g][0] * first[:, None], sums[g][1] * second[:, None]
+        part, bent = straight + slow, straight + SLOPE * slow
+        pieces = sums[g][2] * first[:, None] + sums[g][3] * (SLOPE * second)[:, None]
+        of_delta = of_head(pieces, g)
+        if LOOPS:
+            exists = with_loop & (head + g < HEADS)
+            lse, delta, a_dst = numbers[g]
+            u = own[g] + a_dst
+            p = tl.where(exists, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
+            part += p[:, None] * grads[g // PAIR]
+            p *= leaky_slope(u, SLOPE)
+            bent += p[:, None] * grads[g // PAIR]
+            of_delta += p * delta
+        d_own = tl.sum(tl.where(mine, x * bent, 0.0), 1) - of_delta
+        parts += (part,)
+        # an Inf in the x of a source without edges, times a sum of 0, would be no number
+        d_owns += (tl.where(some, d_own, 0.0),)
+    for pair in tl.static_range(0, GROUP, PAIR):
+        _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
+        mask_tile = (rows < num_rows)[:, None] & mask[None, :]
+        dx = each_its_own(parts, pair, PAIR, WIDTH)
+        whole = True
+        if partial_ptr is not None:
+            whole = slot < 0
+            if slot >= 0:
+                SLOT: tl.constexpr = HEADS * (DIM + 1)
+                at_slot = partial_ptr + (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * SLOT
+                tl.store(at_slot[:, None] + offs[None, :], dx, mask=mask[None, :])
+                for place in tl.static_range(PAIR):
+                    its_head = head + pair + place
+                    tl.store(at_slot + (HEADS * DIM + its_head), d_owns[pair + place], mask=its_head < HEADS)
+        if whole:
+            at_dx = dx_ptr + (offs_row * (HEADS * DIM))[:, None] + offs[None, :]
+            tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile)
+            for place in tl.static_range(PAIR):
+                its_head = head + pair + place
+                at_own = d_a_src_ptr + offs_row * HEADS + its_head
+                exists = (rows < num_rows) & (its_head < HEADS)
+                tl.store(at_own, d_owns[pair + place].to(d_a_src_ptr.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def split_walk(
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, a_src_ptr,
+    x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head,
+    X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What `gat_bwd_window_kernel` does, of the heads from `head` on. Returns whether the numbers of sources
+    # are near enough to each other; if not, nothing is stored.
+    HALF: tl.constexpr = x_ptr.dtype.element_ty
+    NUMBER: tl.constexpr = a_src_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = PAIR * BLOCK_DIM
+    window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
+    tile_rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
+    own, middles, within = nothing(), nothing(), nothing()
+    for g in tl.static_range(GROUP):
+        mask = (tile_rows < num_rows) & (head + g < HEADS)
+        its_own = load_numbers(a_src_ptr, tile_rows, head + g, mask, HEADS).to(ACC)
+        # 16 times the same number, as in forward
+        its_own = one_of_eight(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC))
+        middle = (tl.max(its_own, 0) + tl.min(its_own, 0)) * 0.5
+        own += (its_own,)
+        middles += (middle,)
+        within += (tl.abs(its_own - middle) <= _NEAR,)  # no NaN is
+    sums = nothing()
+    for _g in tl.static_range(GROUP):
+        number = tl.zeros((16, 8), dtype=ACC)
+        sums += ((tl.zeros((16, WIDTH), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC), number, number),)
+    bits, seen = load_bits(row_mask_ptr, begin, end, COLUMNS), tl.zeros((COLUMNS,), dtype=tl.int32)
+    for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
+        seen |= bits.to(tl.int32)
+        column, _copy, outside = window_step(
+            column_ptr, None, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
+        )
+        edges = tl.where(outside == 0, -1, 0).to(tl.int16)
+        tiles, new_sums = nothing(), nothing()
+        for pair in tl.static_range(GROUP // PAIR):
+            first_head = head + pair * PAIR
+            tiles += (
+                gather(
+                    grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
+                ),
+            )
+        known = known_of_columns(stats_ptr, column, head, HEADS, GROUP)
+        pieces = deltas(stats_ptr, column, head, HEADS, HALF)
+        for g in tl.static_range(GROUP):
+            lse, a_dst = known[g]
+            u = a_dst + middles[g]
+            shift = lse * LOG2_E - _GREATER
+            factors = tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
+            bent, rest = split_factors(
+                a_dst.to(NUMBER), (-tl.expand_dims(own[g], 1)).to(NUMBER), factors, edges
+            )
+            straight, slow, e_straight, e_slow = sums[g]
+            grad = tiles[g // PAIR]
+            e_straight, e_slow = dot(bent, pieces, e_straight, ACC), dot(rest, pieces, e_slow, ACC)
+            new_sums += ((dot(bent, grad, straight, ACC), dot(rest, grad, slow, ACC), e_straight, e_slow),)
+        bits, sums = next_bits, new_sums
+    near = within[0]
+    for g in tl.static_range(1, GROUP):
+        near &= within[g]
+    near = agreed(tl.min(near.to(tl.int32), 0) > 0)
+    if near:
+        store_gradients(
+            dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window,
+            begin, slot, num_rows, num_loops, head, own, middles, sums, seen, X_STRIDE, GRAD_STRIDE,
+            HEADS, DIM, GROUP, PAIR, BLOCK_DIM, SLOPE, LOOPS, ACC,
+        )  # fmt: skip
+    return near

@@ -1,0 +1,69 @@
+"""GAT's backward by windows, weights by factors, and where sources are too far from each other for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graphfuse import ops, reference
+from graphfuse.kernels import additive_bwd, gat_bwd_windows, launch
+from graphfuse.kernels.loads import Load
+from graphfuse.testing import check
+from tests.ops.test_additive_attention import check_additive, draw
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "gat_prefers_rows", lambda *which: which[-1] not in HALF)
+    monkeypatch.setattr(additive_bwd, "window_load", lambda walk: Load.NORMAL)  # of graphs that are large
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 9), (6, 12), (3, 13)])
+@pytest.mark.parametrize("graph", ["hub", "ragged"])
+def test_shapes(
+    graph: str, heads: int, dim: int, dtype: torch.dtype, loops: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    slope = {9: 0.0, 13: 1.0}.get(dim, 0.2)
+    check_additive("gat", graph, device, dtype, heads, dim, self_loops=loops, negative_slope=slope)
+
+
+@pytest.mark.parametrize("far", [7.5, 8.5, 30.0])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_sources_far_from_each_other(
+    dtype: torch.dtype, far: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a window's: the others' weights are as exact as they were, by either walk."""
+    walks: list[Any] = []
+    monkeypatch.setattr(gat_bwd_windows, "walk_scores", noted(gat_bwd_windows.walk_scores, walks))
+    record, edge_index, given = draw("gat", "ragged", device, dtype, 4, 16)
+    with torch.no_grad():
+        given["a_src"].mul_(0.1)
+        given["a_src"][5] += 2 * far
+    given = {name: x.detach().requires_grad_() for name, x in given.items()}
+    check(
+        lambda **given: ops.gat_attention(**given, windows=record),
+        lambda **given: reference.gat_attention(edge_index, **given),
+        given,
+    )
+    if device.type == "cpu":
+        assert bool(walks) == (far > 8)
+
+
+def noted(function: Any, walks: list[Any]) -> Any:
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(function, name)
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            walks.append(args)
+            return function(*args, **options)
+
+    return Noted()
