@@ -30,7 +30,6 @@ from graphfuse.kernels.attention_tiles import (
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_steps import attend
-from graphfuse.kernels.gat_tiles import one_of_eight
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -123,11 +122,11 @@ def sums_of_entries(
 
 
 @triton.jit
-def from_guess(state, guess, own, SLOPE: tl.constexpr, TILTED: tl.constexpr):
-    # The state of a softmax, which may hold a loop, as if it had begun with `guess` as the maximum; TILTED as
+def from_guess(state, guess, own, SLOPE: tl.constexpr, SPLIT: tl.constexpr):
+    # The state of a softmax, which may hold a loop, as if it had begun with `guess` as the maximum; SPLIT as
     # `attend` has it, over the factors of receivers with the numbers `own`.
     top, total, high, acc, tilt = state
-    if TILTED:
+    if SPLIT:
         total, acc = total - high, acc - tilt
         factor = tl.exp2(top - tl.where(high > 0, own * LOG2_E, own * (LOG2_E * SLOPE)))
     else:
@@ -156,7 +155,7 @@ def walk(
         mask = (rows < num_rows) & (head + g < HEADS)
         its_own = load_numbers(a_dst_ptr, rows, head + g, mask, HEADS).to(ACC)
         # 16 times the same number: so it stands where tensor cores leave rows, and weights are made there
-        its_own = one_of_eight(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC))
+        its_own = tl.max(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC), 1)
         own += (its_own[:, None],)
         if DROPOUT > 0:
             places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
@@ -176,7 +175,7 @@ def walk(
             means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
             its_own = own[g].reshape(16) + means[g]
             guess = exponent(its_own, SLOPE)
-            guessed += (from_guess(states[g], guess, its_own, SLOPE, TILTED),)
+            guessed += (from_guess(states[g], guess, its_own, SLOPE, TILTED and DROPOUT == 0),)
         states = guessed
     states, seen = attend(
         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,

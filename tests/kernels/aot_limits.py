@@ -54,6 +54,7 @@ SPILLED_MORE = {
         "gat_window_kernel[fp16-1-64-0.6-False-None]-untilted-32-3": 104,
         "gat_window_kernel[fp16-3-100-0.6-False-None]-16-2": 384,
         "gat_window_kernel[fp16-3-100-0.6-False-None]-32-3": 448,
+        "gat_window_kernel[fp16-4-32-0.0-False-None]-32-5": 72,
         "gat_window_kernel[fp16-4-32-0.6-False-None]-16-5": 184,
         "gat_window_kernel[fp16-4-32-0.6-False-None]-untilted-32-2": 176,
         "gat_window_kernel[fp16-4-32-0.6-False-None]-untilted-32-5": 72,
