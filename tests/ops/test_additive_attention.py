@@ -221,9 +221,9 @@ def test_rows_without_edges_are_zero_with_finite_gradients(
     assert all(grad.isfinite().all() for grad in grads)
 
 
-def check_a_node_without_edges(kind: str, name: str, heads: int, device: torch.device) -> None:
+def check_a_node_without_edges(kind: str, name: str, heads: int, device: torch.device, dim: int = 8) -> None:
     """An Inf in it is in no output, and in no gradient, its own included."""
-    windows, edge_index, given = draw(kind, "isolated", device, torch.float16, heads, 8)
+    windows, edge_index, given = draw(kind, "isolated", device, torch.float16, heads, dim)
     spoiled = given[{"x_src": "x", "x_dst": "a_dst"}[name] if kind == "gat" else name]
     alone = torch.ones(spoiled.size(0), dtype=torch.bool, device=device)
     alone[edge_index[int(name == "x_dst")]] = False

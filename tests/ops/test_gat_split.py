@@ -11,7 +11,7 @@ from graphfuse import ops, reference
 from graphfuse.kernels import additive_bwd, gat_bwd_windows, launch
 from graphfuse.kernels.loads import Load
 from graphfuse.testing import check
-from tests.ops.test_additive_attention import check_additive, draw
+from tests.ops.test_additive_attention import check_a_node_without_edges, check_additive, draw
 
 HALF = [torch.float16, torch.bfloat16]
 
@@ -33,6 +33,11 @@ def test_shapes(
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     slope = {9: 0.0, 13: 1.0}.get(dim, 0.2)
     check_additive("gat", graph, device, dtype, heads, dim, self_loops=loops, negative_slope=slope)
+
+
+@pytest.mark.parametrize("name", ["x_src", "x_dst"])
+def test_a_node_without_edges_adds_nothing(name: str, device: torch.device) -> None:
+    check_a_node_without_edges("gat", name, 4, device, 16)
 
 
 @pytest.mark.parametrize("far", [7.5, 8.5, 30.0])
