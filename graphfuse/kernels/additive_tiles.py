@@ -89,25 +89,6 @@ def load_stats(stats_ptr, place, mask):
 
 
 @triton.jit
-def store_fours(stats_ptr, place, live, lse, pieces, delta, a_dst):
-    # Of four heads in 64 bytes: LSE and a_dst of each, the pieces of all, and delta.
-    at, nth = stats_ptr + place // 4 * 16, place % 4
-    pair = (at + nth * 2)[:, None] + tl.arange(0, 2)[None, :]
-    tl.store(pair, tl.join(lse, a_dst), mask=live[:, None])
-    tl.store(at + 8 + nth, pieces, mask=live)
-    tl.store(at + 12 + nth, delta, mask=live)
-
-
-@triton.jit
-def load_fours(stats_ptr, place, mask):
-    # (LSE, delta, a_dst) of receivers, as `store_fours` left them
-    at, nth = stats_ptr + place // 4 * 16, place % 4
-    lse = tl.load(at + nth * 2, mask=mask, other=0.0)
-    a_dst = tl.load(at + nth * 2 + 1, mask=mask, other=0.0)
-    return lse, tl.load(at + 12 + nth, mask=mask, other=0.0), a_dst
-
-
-@triton.jit
 def slopes(s, live, dp, shift, norm, delta, factor, PRECISE: tl.constexpr):
     # The derivative in the score s, and the weight as dropout left it; dp has been multiplied with `factor`.
     # Where the softmax sums to 1 an edge is all of its row: it must weigh 1 even if its score was added up in
