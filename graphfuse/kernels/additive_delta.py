@@ -9,11 +9,11 @@ from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, 
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
-# (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
-# norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
-# its place. Of GAT also the gradient of a_dst. LISTED: LSE and delta alone, each of all heads side by side;
-# with `only`, the columns of rows of one edge, or -1, delta of these is that of x as it is, not of a result
-# that was rounded when dropout scaled it: a hub would add the difference up.
+# (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE, as
+# its rounding does the same to all weights of a row, and in place of norm stands delta as two numbers of half
+# precision or, with a seed, dropout's key. Of GAT also the gradient of a_dst. LISTED: LSE and delta alone,
+# each of all heads side by side; with `only`, the columns of rows of one edge, or -1, delta of these is that
+# of x as it is, not of a result that was rounded when dropout scaled it: a hub would add the difference up.
 #   grid      (ceil(num_rows * HEADS / ROWS),)
 @triton.jit(do_not_specialize=["num_rows"])
 def additive_delta_kernel(
@@ -47,11 +47,10 @@ def additive_delta_kernel(
         norm = inverse(total)
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
-        norm = tl.full((ROWS,), 1.0, dtype=ACC)
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
-        else:  # delta once more, as two numbers of half precision (see `gat_bwd_split.deltas`)
+        else:
             high = delta.to(grad_ptr.dtype.element_ty)
             low = (delta - high.to(ACC)).to(grad_ptr.dtype.element_ty)
             low = low.to(tl.uint16, bitcast=True).to(tl.uint32) << 16

@@ -164,8 +164,8 @@ def split_walk(
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_bwd_window_kernel` does, of the heads from `head` on. Returns whether the numbers of sources
-    # are near enough to each other; if not, nothing is stored.
+    # What `gat_bwd_window_kernel` does, of GROUP = 4 heads from `head` on. Returns whether the numbers of
+    # sources are near enough to each other; if not, nothing is stored.
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     NUMBER: tl.constexpr = a_src_ptr.dtype.element_ty
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
