@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, gathered_together, row_config
 from graphfuse.kernels.additive_delta import additive_delta_kernel
@@ -77,6 +78,14 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) 
     return shape.dropout > 0 and structures[1].walk.row_mask is not None and not listed
 
 
+def _split(w: Walk, shape: Shape) -> bool:
+    # whether GAT's backward walks windows with weights by factors
+    if shape.v2 or w.row_mask is None or shape.heads % 4 or shape.dropout > 0 or not 0 <= shape.slope <= 1:
+        return False
+    load = window_load(w)
+    return load.deep and launch.gat_window(shape.heads, shape.dim, False, True, False, load).rows == 4
+
+
 def _delta_plan(
     structures: tuple[Structure, Structure],
     grad: Tensor,
@@ -93,7 +102,7 @@ def _delta_plan(
         config = launch.whole_rows(shape.dim)
         rest: tuple[Any, ...] = (grad.size(0), *strides, shape.heads, shape.dim, config.rows)
         rest += (config.block_dim, shape.slope, shape.dropout if listed else 0.0, listed)
-        rest += (accumulator(shape.dtype),)
+        rest += (not listed and _split(structures[1].walk, shape), accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
         graph = (only_edges(w, copies, shape) if listed else None,)
         plan = w.plans[key] = Launch(additive_delta_kernel, programs, config.warps, graph, rest)
@@ -226,11 +235,9 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
     if lists_edges(w, shape, trained=True):
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
-        load = window_load(w)
-        config = launch.gat_window(heads, dim, dropout > 0, True, False, load)
-        split = config.rows == 4 and load.deep and dropout == 0 and 0 <= slope <= 1
+        config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
-        rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
+        rest += (config.block_dim, config.step, config.stages, config.warps, _split(w, shape), slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)

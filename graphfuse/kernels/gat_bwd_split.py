@@ -28,7 +28,7 @@ receiver is rounded once, alike in both sums, whose difference is of the same we
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, leaky_slope
+from graphfuse.kernels.additive_tiles import exponent, leaky_slope, load_stats
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     agreed,
@@ -48,25 +48,23 @@ _NEAR, _GREATER = tl.constexpr(8.0), tl.constexpr(4.0)
 
 
 @triton.jit
-def known_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    # LSE and a_dst of receivers, [1, COLUMNS] each, for each of GROUP heads. Of a receiver and head it is one
-    # piece of 16 bytes, for which L1 is asked once.
-    known = nothing()
-    for g in tl.static_range(GROUP):
-        at = stats_ptr + ((column.to(tl.int64) * HEADS + (head + g)) * 4)[:, None] + tl.arange(0, 4)[None, :]
-        mask = None if HEADS % GROUP == 0 else head + g < HEADS
-        lse, _key, _delta, a_dst = quads_apart(tl.load(at, mask=mask))
-        known += ((lse[None, :], a_dst[None, :]),)
-    return known
+def known_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, HALF: tl.constexpr):
+    # What four heads of receivers are known by, 16 bytes each, for which L1 is asked once: LSE and a_dst,
+    # [COLUMNS, 4], and delta as two numbers of half precision that add up to it, [COLUMNS, 8].
+    at = stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]
+    heads = tl.arange(0, 4)[None, :]
+    lse, a_dst = tl.load(at + heads), tl.load(at + 12 + heads)
+    # two by two: eight at once Triton would not copy past registers
+    place = tl.arange(0, 8) // 2 * 2 + tl.arange(0, 8) % 2
+    pieces = tl.load((at + 4).to(tl.pointer_type(HALF)) + place[None, :])
+    return lse, a_dst, pieces
 
 
 @triton.jit
-def deltas(stats_ptr, column, head, HEADS: tl.constexpr, HALF: tl.constexpr):
-    # of receivers and four heads, each as two numbers of half precision that add up to it: [COLUMNS, 8]
-    heads = head + tl.arange(0, 8) // 2
-    mask = None if HEADS % 4 == 0 else (heads < HEADS)[None, :]
-    place = (column.to(tl.int64)[:, None] * HEADS + heads[None, :]) * 8 + 2
-    return tl.load(stats_ptr.to(tl.pointer_type(HALF)) + (place + tl.arange(0, 8)[None, :] % 2), mask=mask)
+def of_heads(numbers):
+    # of [COLUMNS, 4], those of each head: [1, COLUMNS]
+    a, b, c, d = quads_apart(numbers)
+    return a[None, :], b[None, :], c[None, :], d[None, :]
 
 
 @triton.jit
@@ -105,10 +103,8 @@ def store_gradients(
             grads += (as_scores(grad, 1, ACC),)
     if LOOPS:
         for g in tl.static_range(GROUP):
-            exists = with_loop & (head + g < HEADS)
-            at = stats_ptr + (offs_row * HEADS + (head + g)) * 4
-            lse, delta = tl.load(at, mask=exists, other=0.0), tl.load(at + 2, mask=exists, other=0.0)
-            numbers += ((lse, delta, tl.load(at + 3, mask=exists, other=0.0)),)
+            lse, _pieces, delta, a_dst = load_stats(stats_ptr, offs_row * HEADS + (head + g), with_loop, 4)
+            numbers += ((lse, delta, a_dst),)
     parts, d_owns = nothing(), nothing()
     for g in tl.static_range(GROUP):
         x, mine = tiles[g // PAIR], (tl.arange(0, WIDTH) // BLOCK_DIM == g % PAIR)[None, :]
@@ -120,10 +116,9 @@ def store_gradients(
         pieces = sums[g][2] * first[:, None] + sums[g][3] * (SLOPE * second)[:, None]
         of_delta = of_head(pieces, g)
         if LOOPS:
-            exists = with_loop & (head + g < HEADS)
             lse, delta, a_dst = numbers[g]
             u = own[g] + a_dst
-            p = tl.where(exists, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
+            p = tl.where(with_loop, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
             part += p[:, None] * grads[g // PAIR]
             p *= leaky_slope(u, SLOPE)
             bent += p[:, None] * grads[g // PAIR]
@@ -144,16 +139,14 @@ def store_gradients(
                 at_slot = partial_ptr + (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * SLOT
                 tl.store(at_slot[:, None] + offs[None, :], dx, mask=mask[None, :])
                 for place in tl.static_range(PAIR):
-                    its_head = head + pair + place
-                    tl.store(at_slot + (HEADS * DIM + its_head), d_owns[pair + place], mask=its_head < HEADS)
+                    tl.store(at_slot + (HEADS * DIM + head + pair + place), d_owns[pair + place])
         if whole:
             at_dx = dx_ptr + (offs_row * (HEADS * DIM))[:, None] + offs[None, :]
             tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile)
             for place in tl.static_range(PAIR):
-                its_head = head + pair + place
-                at_own = d_a_src_ptr + offs_row * HEADS + its_head
-                exists = (rows < num_rows) & (its_head < HEADS)
-                tl.store(at_own, d_owns[pair + place].to(d_a_src_ptr.dtype.element_ty), mask=exists)
+                at_own = d_a_src_ptr + offs_row * HEADS + (head + pair + place)
+                result = d_owns[pair + place].to(d_a_src_ptr.dtype.element_ty)
+                tl.store(at_own, result, mask=rows < num_rows)
 
 
 @triton.jit
@@ -173,8 +166,7 @@ def split_walk(
     tile_rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     own, middles, within = nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
-        mask = (tile_rows < num_rows) & (head + g < HEADS)
-        its_own = load_numbers(a_src_ptr, tile_rows, head + g, mask, HEADS).to(ACC)
+        its_own = load_numbers(a_src_ptr, tile_rows, head + g, tile_rows < num_rows, HEADS).to(ACC)
         # 16 times the same number, as in forward
         its_own = one_of_eight(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC))
         middle = (tl.max(its_own, 0) + tl.min(its_own, 0)) * 0.5
@@ -201,10 +193,10 @@ def split_walk(
                     grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
                 ),
             )
-        known = known_of_columns(stats_ptr, column, head, HEADS, GROUP)
-        pieces = deltas(stats_ptr, column, head, HEADS, HALF)
+        all_lse, all_dst, pieces = known_of_columns(stats_ptr, column, head, HEADS, HALF)
+        lses, dsts = of_heads(all_lse), of_heads(all_dst)
         for g in tl.static_range(GROUP):
-            lse, a_dst = known[g]
+            lse, a_dst = lses[g], dsts[g]
             u = a_dst + middles[g]
             shift = lse * LOG2_E - _GREATER
             factors = tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
