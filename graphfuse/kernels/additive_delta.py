@@ -55,6 +55,7 @@ def additive_delta_kernel(
         norm = inverse(total)
     else:
         top += tl.log(tl.where(total == 0, 1.0, total))
+        norm = tl.full((ROWS,), 1.0, dtype=ACC)
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
