@@ -78,9 +78,11 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) 
     return shape.dropout > 0 and structures[1].walk.row_mask is not None and not listed
 
 
-def _split(w: Walk, shape: Shape) -> bool:
+def _by_factors(w: Walk, given: Operands, shape: Shape) -> bool:
     # whether GAT's backward walks windows with weights by factors
     if shape.v2 or w.row_mask is None or shape.heads % 4 or shape.dropout > 0 or not 0 <= shape.slope <= 1:
+        return False
+    if not given.own.dtype == given.other.dtype == shape.dtype:
         return False
     load = window_load(w)
     return load.deep and launch.gat_window(shape.heads, shape.dim, False, True, False, load).rows == 4
@@ -96,13 +98,14 @@ def _delta_plan(
 ) -> Launch:
     (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
     strides = (grad.stride(0), given.x.stride(0) if listed else 0)
-    key = ("additive_delta", shape, strides, saved.out.dtype, saved.tilt.numel() == 0, *kind)
+    key = ("additive_delta", shape, strides, saved.out.dtype, given.other.dtype, saved.tilt.numel() == 0, *kind)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)
-        rest: tuple[Any, ...] = (grad.size(0), *strides, shape.heads, shape.dim, config.rows)
+        rest: tuple[Any, ...] = (grad.size(0), given.other.size(0), *strides)
+        rest += (shape.heads, shape.dim, config.rows)
         rest += (config.block_dim, shape.slope, shape.dropout if listed else 0.0, listed)
-        rest += (not listed and _split(structures[1].walk, shape), accumulator(shape.dtype))
+        rest += (not listed and _by_factors(structures[1].walk, given, shape), accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
         graph = (only_edges(w, copies, shape) if listed else None,)
         plan = w.plans[key] = Launch(additive_delta_kernel, programs, config.warps, graph, rest)
@@ -118,9 +121,10 @@ def _stats(
     stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if listed else 4)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
-    outputs = (stats, d_own, saved.out, grad, tilt, a_dst, saved.softmax, seed)
+    a_src = None if shape.v2 else given.other
+    outputs = (stats, d_own, saved.out, grad, tilt, a_dst, a_src, saved.softmax, seed)
     x = given.x if listed else None
-    plan(outputs, (x,), aligned(grad, a_dst, seed, x), grad.get_device())
+    plan(outputs, (x,), aligned(grad, a_dst, a_src, seed, x), grad.get_device())
     return stats, d_a_dst
 
 
@@ -222,11 +226,11 @@ def _gat_plan(
     key = ("gat_bwd", shape, strides, given.other.dtype, *missing)
     plan: Plan | None = plans.get(key)
     if plan is None:
-        plan = plans[key] = _gat_bwd_plan(structure, shape, strides)
+        plan = plans[key] = _gat_bwd_plan(structure, given, shape, strides)
     return plan
 
 
-def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) -> Plan:
+def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: tuple[int, int]) -> Plan:
     w, copies, edge_perm = structure
     heads, dim, slope, dropout, loops, _, dtype = shape
     num_tasks, num_loops, acc = w.tasks.size(0), min(w.num_rows, w.num_cols), accumulator(dtype)
@@ -236,8 +240,9 @@ def _gat_bwd_plan(structure: Structure, shape: Shape, strides: tuple[int, int]) 
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
+        split = _by_factors(w, given, shape)
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
-        rest += (config.block_dim, config.step, config.stages, config.warps, _split(w, shape), slope, dropout)
+        rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)

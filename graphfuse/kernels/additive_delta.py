@@ -5,30 +5,24 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import inverse
 from graphfuse.kernels.dropout import key_of
-from graphfuse.kernels.tiles import (
-    after_previous,
-    load_rows,
-    product_of_rows,
-    rows_and_heads,
-    store_fours,
-    store_quads,
-)
+from graphfuse.kernels.gat_records import centre_of, store_records
+from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, rows_and_heads, store_quads
 
 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
 # (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
 # norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
-# its place. FOURS: of four heads each kind of number by itself, side by side, and in place of the norm delta
-# as two numbers of half precision. Of GAT also the gradient of a_dst. LISTED: LSE and delta alone, each of
-# all heads side by side; with `only`, the columns of rows of one edge, or -1, delta of these is that of x as
-# it is, not of a result that was rounded when dropout scaled it: a hub would add the difference up.
+# its place. RECORDS: those of `gat_records.py` instead. Of GAT also the gradient of a_dst. LISTED: LSE and
+# delta alone, each of all heads side by side; with `only`, the columns of rows of one edge, or -1, delta of
+# these is that of x as it is, not of a result that was rounded when dropout scaled it: a hub would add the
+# difference up.
 #   grid      (ceil(num_rows * HEADS / ROWS),)
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_cols"])
 def additive_delta_kernel(
-    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, softmax_ptr, seed_ptr, only_ptr, x_ptr,
-    num_rows, GRAD_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
-    LISTED: tl.constexpr, FOURS: tl.constexpr, ACC: tl.constexpr,
+    stats_ptr, d_a_dst_ptr, out_ptr, grad_ptr, tilt_ptr, a_dst_ptr, a_src_ptr, softmax_ptr, seed_ptr,
+    only_ptr, x_ptr, num_rows, num_cols, GRAD_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LISTED: tl.constexpr, RECORDS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
@@ -42,6 +36,8 @@ def additive_delta_kernel(
     own = tl.zeros((ROWS,), dtype=ACC)
     if a_dst_ptr is not None:
         own = tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC)
+    if RECORDS:
+        centre = centre_of(a_src_ptr, place % HEADS, num_cols, HEADS, ACC)
     delta = product_of_rows(out, grad, live, DIM, ACC)
     if only_ptr is not None:
         column = tl.load(only_ptr + place // HEADS, mask=live, other=-1)
@@ -59,18 +55,12 @@ def additive_delta_kernel(
         if seed_ptr is not None:
             key = key_of(seed_ptr, place // HEADS, place % HEADS, False)
             norm = key.to(tl.float32, bitcast=True)
-        elif FOURS:
-            high = delta.to(grad_ptr.dtype.element_ty)
-            low = (delta - high.to(ACC)).to(grad_ptr.dtype.element_ty)
-            low = low.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-            high = high.to(tl.uint16, bitcast=True).to(tl.uint32)
-            norm = (low | high).to(tl.float32, bitcast=True)
     if LISTED:
         at = stats_ptr + place + place // HEADS * HEADS
         tl.store(at, top, mask=live)
         tl.store(at + HEADS, delta, mask=live)
-    elif FOURS:
-        store_fours(stats_ptr, place, live, top, norm, delta, own)
+    elif RECORDS:
+        store_records(stats_ptr, place, live, top, delta, own, centre, SLOPE)
     else:
         store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:

@@ -79,13 +79,13 @@ def finish(
 
 
 @triton.jit
-def load_stats(stats_ptr, place, mask, STEP: tl.constexpr = 1):
-    # (shift, norm, delta, a_dst) of receivers, as the delta kernel stored them, STEP numbers apart
-    at = stats_ptr + place * 4 - place % 4 * (STEP - 1)
+def load_stats(stats_ptr, place, mask):
+    # (shift, norm, delta, a_dst) of receivers, as the delta kernel stored them
+    at = stats_ptr + place * 4
     shift = tl.load(at, mask=mask, other=0.0)
-    norm = tl.load(at + STEP, mask=mask, other=0.0)
-    delta = tl.load(at + 2 * STEP, mask=mask, other=0.0)
-    return shift, norm, delta, tl.load(at + 3 * STEP, mask=mask, other=0.0)
+    norm = tl.load(at + 1, mask=mask, other=0.0)
+    delta = tl.load(at + 2, mask=mask, other=0.0)
+    return shift, norm, delta, tl.load(at + 3, mask=mask, other=0.0)
 
 
 @triton.jit

@@ -28,7 +28,7 @@ receiver is rounded once, alike in both sums, whose difference is of the same we
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import exponent, leaky_slope, load_stats
+from graphfuse.kernels.additive_tiles import exponent, leaky_slope
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
     agreed,
@@ -38,45 +38,22 @@ from graphfuse.kernels.attention_tiles import (
     side_by_side,
     window_step,
 )
+from graphfuse.kernels.gat_records import (
+    GREATER,
+    NEAR,
+    load_centre,
+    load_known,
+    of_pieces,
+    records_of_columns,
+)
 from graphfuse.kernels.gat_results import each_its_own
 from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
-from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, quads_apart, rows_at
-
-# Sources whose numbers are farther than this from the middle of their window's have weights made one by one:
-# receivers' factors are at most e to the power of it, times two to the power of the other, in half precision.
-_NEAR, _GREATER = tl.constexpr(8.0), tl.constexpr(4.0)
-
-
-@triton.jit
-def known_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, HALF: tl.constexpr):
-    # What four heads of receivers are known by, 16 bytes each, for which L1 is asked once: LSE and a_dst,
-    # [COLUMNS, 4], and delta as two numbers of half precision that add up to it, [COLUMNS, 8].
-    at = stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]
-    heads = tl.arange(0, 4)[None, :]
-    lse, a_dst = tl.load(at + heads), tl.load(at + 12 + heads)
-    # two by two: eight at once Triton would not copy past registers
-    place = tl.arange(0, 8) // 2 * 2 + tl.arange(0, 8) % 2
-    pieces = tl.load((at + 4).to(tl.pointer_type(HALF)) + place[None, :])
-    return lse, a_dst, pieces
-
-
-@triton.jit
-def of_heads(numbers):
-    # of [COLUMNS, 4], those of each head: [1, COLUMNS]
-    a, b, c, d = quads_apart(numbers)
-    return a[None, :], b[None, :], c[None, :], d[None, :]
-
-
-@triton.jit
-def of_head(sums, g: tl.constexpr):
-    # of sums of pieces what is a head's
-    return tl.sum(tl.where((tl.arange(0, 8) // 2 == g)[None, :], sums, 0.0), 1)
-
+from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at
 
 @triton.jit
 def store_gradients(
     dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window, begin, slot,
-    num_rows, num_loops, head, own, middles, sums, seen,
+    num_rows, num_loops, head, own, centres, sums, seen,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
@@ -103,18 +80,19 @@ def store_gradients(
             grads += (as_scores(grad, 1, ACC),)
     if LOOPS:
         for g in tl.static_range(GROUP):
-            lse, _pieces, delta, a_dst = load_stats(stats_ptr, offs_row * HEADS + (head + g), with_loop, 4)
+            nth = offs_row * HEADS + (head + g)
+            lse, delta, a_dst = load_known(stats_ptr, nth, with_loop, x_ptr.dtype.element_ty, ACC)
             numbers += ((lse, delta, a_dst),)
     parts, d_owns = nothing(), nothing()
     for g in tl.static_range(GROUP):
         x, mine = tiles[g // PAIR], (tl.arange(0, WIDTH) // BLOCK_DIM == g % PAIR)[None, :]
-        distance = own[g] - middles[g]
-        first = tl.exp2(distance * LOG2_E - _GREATER)
-        second = tl.exp2(distance * (LOG2_E * SLOPE) - _GREATER)
+        distance = own[g] - centres[g]
+        first = tl.exp2(distance * LOG2_E - GREATER)
+        second = tl.exp2(distance * (LOG2_E * SLOPE) - GREATER)
         straight, slow = sums[g][0] * first[:, None], sums[g][1] * second[:, None]
         part, bent = straight + slow, straight + SLOPE * slow
         pieces = sums[g][2] * first[:, None] + sums[g][3] * (SLOPE * second)[:, None]
-        of_delta = of_head(pieces, g)
+        of_delta = of_pieces(pieces, g)
         if LOOPS:
             lse, delta, a_dst = numbers[g]
             u = own[g] + a_dst
@@ -160,22 +138,22 @@ def split_walk(
     # What `gat_bwd_window_kernel` does, of GROUP = 4 heads from `head` on. Returns whether the numbers of
     # sources are near enough to each other; if not, nothing is stored.
     HALF: tl.constexpr = x_ptr.dtype.element_ty
-    NUMBER: tl.constexpr = a_src_ptr.dtype.element_ty
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     tile_rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
-    own, middles, within = nothing(), nothing(), nothing()
+    own, centres, within = nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
+        centre = load_centre(stats_ptr, head + g, HALF, ACC)
         its_own = load_numbers(a_src_ptr, tile_rows, head + g, tile_rows < num_rows, HEADS).to(ACC)
+        its_own = tl.where(tile_rows < num_rows, its_own, centre)
         # 16 times the same number, as in forward
         its_own = one_of_eight(as_scores(tl.broadcast_to(its_own, (16, 16)), 1, ACC))
-        middle = (tl.max(its_own, 0) + tl.min(its_own, 0)) * 0.5
         own += (its_own,)
-        middles += (middle,)
-        within += (tl.abs(its_own - middle) <= _NEAR,)  # no NaN is
+        centres += (centre,)
+        within += (tl.abs(its_own - centre) <= NEAR,)  # no NaN is
     sums = nothing()
     for _g in tl.static_range(GROUP):
-        number = tl.zeros((16, 8), dtype=ACC)
+        number = tl.zeros((16, 32), dtype=ACC)
         sums += ((tl.zeros((16, WIDTH), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC), number, number),)
     bits, seen = load_bits(row_mask_ptr, begin, end, COLUMNS), tl.zeros((COLUMNS,), dtype=tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -193,19 +171,13 @@ def split_walk(
                     grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
                 ),
             )
-        all_lse, all_dst, pieces = known_of_columns(stats_ptr, column, head, HEADS, HALF)
-        lses, dsts = of_heads(all_lse), of_heads(all_dst)
+        records, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, HALF)
         for g in tl.static_range(GROUP):
-            lse, a_dst = lses[g], dsts[g]
-            u = a_dst + middles[g]
-            shift = lse * LOG2_E - _GREATER
-            factors = tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF)
-            bent, rest = split_factors(
-                a_dst.to(NUMBER), (-tl.expand_dims(own[g], 1)).to(NUMBER), factors, edges
-            )
+            against = (-tl.expand_dims(own[g], 1)).to(HALF)
+            bent, rest = split_factors(numbers[g], against, (firsts[g], seconds[g]), edges)
             straight, slow, e_straight, e_slow = sums[g]
             grad = tiles[g // PAIR]
-            e_straight, e_slow = dot(bent, pieces, e_straight, ACC), dot(rest, pieces, e_slow, ACC)
+            e_straight, e_slow = dot(bent, records, e_straight, ACC), dot(rest, records, e_slow, ACC)
             new_sums += ((dot(bent, grad, straight, ACC), dot(rest, grad, slow, ACC), e_straight, e_slow),)
         bits, sums = next_bits, new_sums
     near = within[0]
@@ -215,7 +187,7 @@ def split_walk(
     if near:
         store_gradients(
             dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window,
-            begin, slot, num_rows, num_loops, head, own, middles, sums, seen, X_STRIDE, GRAD_STRIDE,
+            begin, slot, num_rows, num_loops, head, own, centres, sums, seen, X_STRIDE, GRAD_STRIDE,
             HEADS, DIM, GROUP, PAIR, BLOCK_DIM, SLOPE, LOOPS, ACC,
         )  # fmt: skip
     return near

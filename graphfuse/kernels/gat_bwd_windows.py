@@ -23,6 +23,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_bwd_split import split_walk
+from graphfuse.kernels.gat_records import load_known
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -37,11 +38,15 @@ from graphfuse.kernels.tiles import (
 @triton.jit
 def loop_slopes(
     x, own, grad_at, stats_ptr, seed_ptr, rows, heads, mask, mask_head, HEADS: tl.constexpr,
-    STEP: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    lse, _, delta, a_dst = load_stats(stats_ptr, rows.to(tl.int64) * HEADS + heads, mask_head, STEP)
+    place = rows.to(tl.int64) * HEADS + heads
+    if RECORDS:
+        lse, delta, a_dst = load_known(stats_ptr, place, mask_head, x.dtype, ACC)
+    else:
+        lse, _, delta, a_dst = load_stats(stats_ptr, place, mask_head)
     u = own + a_dst
     p = tl.where(mask_head, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
     dp, dropped = tl.sum(x.to(ACC) * grad, -1, keep_dims=True), p
@@ -64,17 +69,15 @@ def own_of_scores(own, GROUP: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.con
 
 
 @triton.jit
-def stats_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr):
+def stats_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr):
     # What receivers in `column` are known by, of GROUP heads from `head` on: four tiles [.., 1, COLUMNS]. Of
     # each and head it is one piece of 16 bytes, the least that goes past L1 into shared memory. Heads
-    # lie apart there: banks would conflict if a thread's columns were 32 bytes from each other. What is STEP
-    # numbers apart is not one piece.
+    # lie apart there: banks would conflict if a thread's columns were 32 bytes from each other.
     heads, mask = head + tl.arange(0, GROUP)[:, None, None], None
     if HEADS % GROUP != 0:
         mask = heads < HEADS
     place = column.to(tl.int64)[None, :, None] * HEADS + heads
-    place = place * 4 - place % 4 * (STEP - 1)
-    quads = tl.load(stats_ptr + place + tl.arange(0, 4) * STEP, mask=mask)
+    quads = tl.load(stats_ptr + place * 4 + tl.arange(0, 4), mask=mask)
     if GROUP > 1:
         quads = quads[:, None, :, :]
     return quads_apart(quads)
@@ -96,11 +99,11 @@ def score_walk(
     a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    WARPS: tl.constexpr, STEP: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    WARPS: tl.constexpr, RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score. Numbers of a receiver
-    # and head are STEP apart.
+    # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score. RECORDS: what
+    # receivers are known by is what `split_walk` reads.
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -120,7 +123,7 @@ def score_walk(
         with_loop = first & (rows < num_loops)
         loop_du, loop_p = loop_slopes(
             x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,
-            mask & with_loop, mask_head & with_loop, HEADS, STEP, SLOPE, DROPOUT, ACC,
+            mask & with_loop, mask_head & with_loop, HEADS, RECORDS, SLOPE, DROPOUT, ACC,
         )  # fmt: skip
         d_own += loop_du * (LOG2_E / APART)
         own_grad = load_own(
@@ -137,7 +140,11 @@ def score_walk(
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
-        lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP, STEP)
+        if RECORDS:
+            place = (column.to(tl.int64) * HEADS + head)[None, :]
+            lse, delta, a_dst = load_known(stats_ptr, place, place >= 0, grad_ptr.dtype.element_ty, ACC)
+        else:
+            lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
         rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))
@@ -193,7 +200,7 @@ def walk_scores(
     score_walk(
         dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, None,
         a_src_ptr, x_ptr, grad_ptr, stats_ptr, None, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
-        DIM, 1, BLOCK_DIM, 16, 1, 1, 4, SLOPE, 0.0, LOOPS, ACC,
+        DIM, 1, BLOCK_DIM, 16, 1, 1, True, SLOPE, 0.0, LOOPS, ACC,
     )  # fmt: skip
 
 
@@ -232,5 +239,6 @@ def gat_bwd_window_kernel(
         score_walk(
             dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
             copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
-            GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, 1, SLOPE, DROPOUT, LOOPS, ACC,
+            GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, False, SLOPE, DROPOUT, LOOPS,
+            ACC,
         )  # fmt: skip

@@ -134,17 +134,6 @@ def store_quads(ptr, place, live, first, second, third, fourth):
 
 
 @triton.jit
-def store_fours(ptr, place, live, first, second, third, fourth):
-    # likewise, but of four places each number by itself, side by side
-    FOURS: tl.constexpr = first.shape[0] // 4
-    quads = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(FOURS, 4, 4)
-    at = ptr + tl.min(place.reshape(FOURS, 4), 1)[:, None, None] * 4
-    at += tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    whole = tl.min(live.reshape(FOURS, 4).to(tl.int32), 1) > 0
-    tl.store(at, tl.permute(quads, (0, 2, 1)), mask=whole[:, None, None])
-
-
-@triton.jit
 def quads_apart(quads):
     # the four numbers of the last axis
     even, odd = tl.split(quads.reshape(quads.shape[:-1] + (2, 2)))  # noqa: RUF005  triton unpacks no tuple

@@ -134,7 +134,7 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     strides["COPY_STRIDE"] = 4 * heads * dim
     edges = {"EDGE_DIM": 0, "BLOCK_EDGE": 1, "SLOPE": 0.2}
     operands = dict.fromkeys(
-        ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "d_a_dst_ptr"), pointer
+        ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "a_src_ptr", "d_a_dst_ptr"), pointer
     )
     operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
     operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
@@ -144,11 +144,11 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
-        constants |= {"LISTED": False, "FOURS": False, "DROPOUT": 0.0, "ROWS": found.rows}
+        constants |= {"LISTED": False, "RECORDS": False, "DROPOUT": 0.0, "ROWS": found.rows}
         yield Case(name, kernel, operands, constants, found.warps)
         if kernel is additive_delta.additive_delta_kernel and dtype != "fp32" and heads % 4 == 0:
             unseeded = {key: value for key, value in operands.items() if key != "seed_ptr"}
-            yield Case(f"{name}-fours", kernel, unseeded, constants | {"FOURS": True}, found.warps)
+            yield Case(f"{name}-records", kernel, unseeded, constants | {"RECORDS": True}, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
