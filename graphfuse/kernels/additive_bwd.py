@@ -42,6 +42,9 @@ class Saved(NamedTuple):
     tilt: Tensor
 
 
+_BY_FACTORS = (1, 2, 4)
+
+
 class Plans(NamedTuple):
     """What backward launches."""
 
@@ -78,14 +81,14 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) 
     return shape.dropout > 0 and structures[1].walk.row_mask is not None and not listed
 
 
-def _by_factors(w: Walk, given: Operands, shape: Shape) -> bool:
-    # whether GAT's backward walks windows with weights by factors
-    if shape.v2 or w.row_mask is None or shape.heads % 4 or shape.dropout > 0 or not 0 <= shape.slope <= 1:
-        return False
-    if not given.own.dtype == given.other.dtype == shape.dtype:
-        return False
+def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
+    # of how many heads GAT's backward sums products of windows with factors of a receiver, or 0
+    if shape.v2 or w.row_mask is None or shape.dropout > 0 or not 0 <= shape.slope <= 1:
+        return 0
     load = window_load(w)
-    return load.deep and launch.gat_window(shape.heads, shape.dim, False, True, False, load).rows == 4
+    rows = launch.gat_window(shape.heads, shape.dim, False, True, False, load).rows
+    known = given.own.dtype == given.other.dtype == shape.dtype
+    return rows if known and load.deep and rows in _BY_FACTORS and shape.heads % rows == 0 else 0
 
 
 def _delta_plan(
@@ -240,7 +243,7 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
-        split = _by_factors(w, given, shape)
+        split = _by_factors(w, given, shape) > 0
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
         rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)

@@ -12,10 +12,10 @@ from graphfuse.kernels.tiles import after_previous, load_rows, product_of_rows, 
 # What backward needs to know of each receiver and head, side by side so that a gather touches one sector:
 # (shift, norm, delta, a_dst), where a weight is exp(s - shift) * norm. In half precision shift is the LSE and
 # norm 1: the rounding of an LSE does the same to all weights of a row. With a seed dropout's key stands in
-# its place. RECORDS: those of `gat_records.py` instead. Of GAT also the gradient of a_dst. LISTED: LSE and
-# delta alone, each of all heads side by side; with `only`, the columns of rows of one edge, or -1, delta of
-# these is that of x as it is, not of a result that was rounded when dropout scaled it: a hub would add the
-# difference up.
+# its place. RECORDS: instead there is a record of `gat_records.py` of so many heads, if it is not 0. Of GAT
+# also the gradient of a_dst. LISTED: LSE and delta alone, each of all heads side by side; with `only`, the
+# columns of rows of one edge, or -1, delta of these is that of x as it is, not of a result that was rounded
+# when dropout scaled it: a hub would add the difference up.
 #   grid      (ceil(num_rows * HEADS / ROWS),)
 @triton.jit(do_not_specialize=["num_rows", "num_cols"])
 def additive_delta_kernel(
@@ -36,7 +36,7 @@ def additive_delta_kernel(
     own = tl.zeros((ROWS,), dtype=ACC)
     if a_dst_ptr is not None:
         own = tl.load(a_dst_ptr + place, mask=live, other=0.0).to(ACC)
-    if RECORDS:
+    if RECORDS > 0:
         centre = centre_of(a_src_ptr, place % HEADS, num_cols, HEADS, ACC)
     delta = product_of_rows(out, grad, live, DIM, ACC)
     if only_ptr is not None:
@@ -59,8 +59,8 @@ def additive_delta_kernel(
         at = stats_ptr + place + place // HEADS * HEADS
         tl.store(at, top, mask=live)
         tl.store(at + HEADS, delta, mask=live)
-    elif RECORDS:
-        store_records(stats_ptr, place, live, top, delta, own, centre, SLOPE)
+    elif RECORDS > 0:
+        store_records(stats_ptr, place, live, top, delta, own, centre, RECORDS, SLOPE)
     else:
         store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:

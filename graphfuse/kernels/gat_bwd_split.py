@@ -81,7 +81,7 @@ def store_gradients(
     if LOOPS:
         for g in tl.static_range(GROUP):
             nth = offs_row * HEADS + (head + g)
-            lse, delta, a_dst = load_known(stats_ptr, nth, with_loop, x_ptr.dtype.element_ty, ACC)
+            lse, delta, a_dst = load_known(stats_ptr, nth, with_loop, GROUP, x_ptr.dtype.element_ty, ACC)
             numbers += ((lse, delta, a_dst),)
     parts, d_owns = nothing(), nothing()
     for g in tl.static_range(GROUP):
@@ -135,7 +135,7 @@ def split_walk(
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_bwd_window_kernel` does, of GROUP = 4 heads from `head` on. Returns whether the numbers of
+    # What `gat_bwd_window_kernel` does, of the heads from `head` on. Returns whether the numbers of
     # sources are near enough to each other; if not, nothing is stored.
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
@@ -143,7 +143,7 @@ def split_walk(
     tile_rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     own, centres, within = nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
-        centre = load_centre(stats_ptr, head + g, HALF, ACC)
+        centre = load_centre(stats_ptr, head + g, GROUP, HALF, ACC)
         its_own = load_numbers(a_src_ptr, tile_rows, head + g, tile_rows < num_rows, HEADS).to(ACC)
         its_own = tl.where(tile_rows < num_rows, its_own, centre)
         # 16 times the same number, as in forward
@@ -153,7 +153,7 @@ def split_walk(
         within += (tl.abs(its_own - centre) <= NEAR,)  # no NaN is
     sums = nothing()
     for _g in tl.static_range(GROUP):
-        number = tl.zeros((16, 32), dtype=ACC)
+        number = tl.zeros((16, 8 * GROUP), dtype=ACC)
         sums += ((tl.zeros((16, WIDTH), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC), number, number),)
     bits, seen = load_bits(row_mask_ptr, begin, end, COLUMNS), tl.zeros((COLUMNS,), dtype=tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -171,7 +171,7 @@ def split_walk(
                     grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
                 ),
             )
-        records, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, HALF)
+        records, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, GROUP, HALF)
         for g in tl.static_range(GROUP):
             against = (-tl.expand_dims(own[g], 1)).to(HALF)
             bent, rest = split_factors(numbers[g], against, (firsts[g], seconds[g]), edges)

@@ -43,8 +43,8 @@ def loop_slopes(
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
     place = rows.to(tl.int64) * HEADS + heads
-    if RECORDS:
-        lse, delta, a_dst = load_known(stats_ptr, place, mask_head, x.dtype, ACC)
+    if RECORDS > 0:
+        lse, delta, a_dst = load_known(stats_ptr, place, mask_head, RECORDS, x.dtype, ACC)
     else:
         lse, _, delta, a_dst = load_stats(stats_ptr, place, mask_head)
     u = own + a_dst
@@ -102,8 +102,8 @@ def score_walk(
     WARPS: tl.constexpr, RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score. RECORDS: what
-    # receivers are known by is what `split_walk` reads.
+    # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score. RECORDS: of so
+    # many heads of a receiver there is a record, those that `split_walk` reads; or 0.
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -140,9 +140,9 @@ def score_walk(
         )
         bits = next_bits
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
-        if RECORDS:
+        if RECORDS > 0:
             place = (column.to(tl.int64) * HEADS + head)[None, :]
-            lse, delta, a_dst = load_known(stats_ptr, place, place >= 0, grad_ptr.dtype.element_ty, ACC)
+            lse, delta, a_dst = load_known(stats_ptr, place, place >= 0, RECORDS, grad_ptr.dtype.element_ty, ACC)
         else:
             lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
@@ -193,14 +193,14 @@ def score_walk(
 def walk_scores(
     dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, a_src_ptr,
     x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, RECORDS: tl.constexpr,
+    SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One head, for windows that `split_walk` leaves: a narrow function of its own, as forward has one.
     score_walk(
         dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, None,
         a_src_ptr, x_ptr, grad_ptr, stats_ptr, None, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
-        DIM, 1, BLOCK_DIM, 16, 1, 1, True, SLOPE, 0.0, LOOPS, ACC,
+        DIM, 1, BLOCK_DIM, 16, 1, 1, RECORDS, SLOPE, 0.0, LOOPS, ACC,
     )  # fmt: skip
 
 
@@ -233,12 +233,12 @@ def gat_bwd_window_kernel(
                     walk_scores(
                         dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
                         row_mask_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head + g,
-                        X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, SLOPE, LOOPS, ACC,
+                        X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, GROUP, SLOPE, LOOPS, ACC,
                     )  # fmt: skip
     else:
         score_walk(
             dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
             copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
-            GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, False, SLOPE, DROPOUT, LOOPS,
+            GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, 0, SLOPE, DROPOUT, LOOPS,
             ACC,
         )  # fmt: skip

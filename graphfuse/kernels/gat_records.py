@@ -1,17 +1,16 @@
-"""What GAT's backward by factors knows of four heads of a receiver: 64 bytes, for which L1 is asked once."""
+"""What GAT's backward by factors knows of GROUP heads of a receiver, side by side, for which L1 is asked once."""
 
 import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E
-from graphfuse.kernels.tiles import quads_apart
+from graphfuse.kernels.tiles import nothing, quads_apart
 
-# Of a receiver and four heads, side by side, in numbers of 32 bits or pairs of half precision:
-#   0 to 3    the LSE of each
-#   4 to 7    its factors, of u > 0 and of others, with each head
-#   8 to 11   delta of each as two numbers that add up to it
-#   12, 13    a_dst of all four, and 14, 15 the centre from which sources count
-_SIZE = tl.constexpr(16)
+# A record, GROUP numbers of each kind after the other, of 32 bits or two of half precision:
+#   LSE
+#   factors of u > 0, and of others
+#   delta, as two numbers that add up to it
+#   a_dst of all heads, and then the centres from which numbers of sources count
 # Sources whose numbers are farther than this from the centre have weights made one by one: receivers' factors
 # are at most e to the power of it, times two to the power of the other, in half precision.
 NEAR, GREATER = tl.constexpr(6.0), tl.constexpr(6.0)
@@ -35,71 +34,71 @@ def _packed(low, high):
 
 
 @triton.jit
-def _in_pairs(numbers, FOURS: tl.constexpr):
-    # of four heads, two to a word
-    first, second = tl.split(numbers.reshape(FOURS, 2, 2))
-    return _packed(first, second)
-
-
-@triton.jit
-def store_records(ptr, place, live, lse, delta, own, centre, SLOPE: tl.constexpr):
-    # Of consecutive receivers and heads, of which four are a record.
+def store_records(ptr, place, live, lse, delta, own, centre, GROUP: tl.constexpr, SLOPE: tl.constexpr):
+    # Of consecutive receivers and heads, of which GROUP are a record.
     HALF: tl.constexpr = centre.dtype
-    FOURS: tl.constexpr = lse.shape[0] // 4
+    COUNT: tl.constexpr = lse.shape[0] // GROUP
     u, shift = own + centre.to(own.dtype), lse * LOG2_E - GREATER
     factors = _packed(tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF))
     high = delta.to(HALF)
     pieces = _packed(high, (delta - high.to(delta.dtype)).to(HALF))
-    rest = tl.join(_in_pairs(own.to(HALF), FOURS), _in_pairs(centre, FOURS))
-    rest = tl.permute(rest, (0, 2, 1)).reshape(FOURS, 4)
-    top = lse.to(tl.uint32, bitcast=True).reshape(FOURS, 4)
-    quads = tl.join(
-        tl.join(top, pieces.reshape(FOURS, 4)), tl.join(factors.reshape(FOURS, 4), rest)
-    ).reshape(FOURS, 4, 4)
-    at = ptr.to(tl.pointer_type(tl.uint32)) + tl.min(place.reshape(FOURS, 4), 1)[:, None, None] * (_SIZE // 4)
-    at += tl.arange(0, 4)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    whole = tl.min(live.reshape(FOURS, 4).to(tl.int32), 1) > 0
-    tl.store(at, tl.permute(quads, (0, 2, 1)), mask=whole[:, None, None])
+    both = tl.permute(tl.join(own.to(HALF), centre).reshape(COUNT, GROUP, 2), (0, 2, 1))
+    low, high_half = tl.split(both.reshape(COUNT * GROUP, 2))
+    kinds = tl.join(tl.join(lse.to(tl.uint32, bitcast=True), pieces), tl.join(factors, _packed(low, high_half)))
+    record = tl.permute(kinds.reshape(COUNT, GROUP, 4), (0, 2, 1))
+    at = ptr.to(tl.pointer_type(tl.uint32)) + tl.min(place.reshape(COUNT, GROUP), 1)[:, None, None] * 4
+    at += tl.arange(0, 4)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
+    whole = tl.min(live.reshape(COUNT, GROUP).to(tl.int32), 1) > 0
+    tl.store(at, record, mask=whole[:, None, None])
 
 
 @triton.jit
-def load_known(stats_ptr, place, mask, HALF: tl.constexpr, ACC: tl.constexpr):
+def load_known(stats_ptr, place, mask, GROUP: tl.constexpr, HALF: tl.constexpr, ACC: tl.constexpr):
     # (LSE, delta, a_dst) of receivers and heads
-    at, nth = stats_ptr + place // 4 * _SIZE, place % 4
+    at, nth = stats_ptr + place // GROUP * (4 * GROUP), place % GROUP
     halves = at.to(tl.pointer_type(HALF))
     lse = tl.load(at + nth, mask=mask, other=0.0)
-    high = tl.load(halves + (16 + nth * 2), mask=mask, other=0.0).to(ACC)
-    delta = high + tl.load(halves + (17 + nth * 2), mask=mask, other=0.0).to(ACC)
-    return lse, delta, tl.load(halves + (24 + nth), mask=mask, other=0.0).to(ACC)
+    high = tl.load(halves + (4 * GROUP + nth * 2), mask=mask, other=0.0).to(ACC)
+    delta = high + tl.load(halves + (4 * GROUP + 1 + nth * 2), mask=mask, other=0.0).to(ACC)
+    return lse, delta, tl.load(halves + (6 * GROUP + nth), mask=mask, other=0.0).to(ACC)
 
 
 @triton.jit
-def load_centre(stats_ptr, head, HALF: tl.constexpr, ACC: tl.constexpr):
+def load_centre(stats_ptr, head, GROUP: tl.constexpr, HALF: tl.constexpr, ACC: tl.constexpr):
     # of one head, which every record has
-    return tl.load((stats_ptr + head // 4 * _SIZE).to(tl.pointer_type(HALF)) + (28 + head % 4)).to(ACC)
+    record = (stats_ptr + head // GROUP * (4 * GROUP)).to(tl.pointer_type(HALF))
+    return tl.load(record + (7 * GROUP + head % GROUP)).to(ACC)
 
 
 @triton.jit
-def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, HALF: tl.constexpr):
-    # Of receivers and the four heads from `head` on: the records, [COLUMNS, 32] of half precision; factors of
-    # u > 0, those of others and a_dst of each head, [1, COLUMNS].
-    at = stats_ptr + ((column.to(tl.int64) * HEADS + head) * (_SIZE // 4))[:, None]
-    records = tl.load(at.to(tl.pointer_type(HALF)) + tl.arange(0, 2 * _SIZE)[None, :])
+def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr):
+    # Of receivers and the GROUP heads from `head` on: the records, [COLUMNS, 8 * GROUP] of half precision;
+    # factors of u > 0, those of others and a_dst of each head, [1, COLUMNS].
+    at = stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]
+    records = tl.load(at.to(tl.pointer_type(HALF)) + tl.arange(0, 8 * GROUP)[None, :])
     COLUMNS: tl.constexpr = records.shape[0]
-    _top, factors, _pieces, rest = quads_apart(tl.permute(records.reshape(COLUMNS, 4, 8), (0, 2, 1)))
-    first, second = tl.split(factors.reshape(COLUMNS, 4, 2))
-    numbers, _centre = tl.split(tl.permute(rest.reshape(COLUMNS, 2, 4), (0, 2, 1)))
+    _top, factors, _pieces, rest = quads_apart(tl.permute(records.reshape(COLUMNS, 4, 2 * GROUP), (0, 2, 1)))
+    first, second = tl.split(factors.reshape(COLUMNS, GROUP, 2))
+    numbers, _centre = tl.split(tl.permute(rest.reshape(COLUMNS, 2, GROUP), (0, 2, 1)))
     return records, _of_heads(first), _of_heads(second), _of_heads(numbers)
 
 
 @triton.jit
 def _of_heads(numbers):
-    # of [COLUMNS, 4], those of each head: [1, COLUMNS]
-    a, b, c, d = quads_apart(numbers)
-    return a[None, :], b[None, :], c[None, :], d[None, :]
+    # of [COLUMNS, GROUP], those of each head: [1, COLUMNS]
+    if numbers.shape[1] == 4:
+        a, b, c, d = quads_apart(numbers)
+        apart = a[None, :], b[None, :], c[None, :], d[None, :]
+    elif numbers.shape[1] == 2:
+        first, second = tl.split(numbers)
+        apart = first[None, :], second[None, :]
+    else:
+        apart = nothing() + (numbers.reshape(1, numbers.shape[0]),)
+    return apart
 
 
 @triton.jit
 def of_pieces(sums, g: tl.constexpr):
-    # of sums of records, [16, 32], that of delta of a head
-    return tl.sum(tl.where((tl.arange(0, 2 * _SIZE) // 2 == 8 + g)[None, :], sums, 0.0), 1)
+    # of sums of records, [16, 8 * GROUP], that of delta of a head
+    WIDTH: tl.constexpr = sums.shape[1]
+    return tl.sum(tl.where((tl.arange(0, WIDTH) // 2 == WIDTH // 4 + g)[None, :], sums, 0.0), 1)

@@ -279,7 +279,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
                 "PAIR": gathered_together(config),
-                "SPLIT": rate == 0 and config.rows == 4 and config.stages == 5,
+                "SPLIT": rate == 0 and heads % config.rows == 0 and config.step == 32,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "ROWS": 2 if dtype == "fp32" and not v2 else 1,

@@ -52,6 +52,6 @@ def listed_edges(heads: int, dim: int) -> Iterator[Case]:
     table, kernel = launch.whole_rows(dim), additive_delta.additive_delta_kernel
     constants = {"HEADS": heads, "DIM": dim, "BLOCK_DIM": table.block_dim, "ROWS": table.rows}
     constants |= {"GRAD_STRIDE": heads * dim, "X_STRIDE": heads * dim, "SLOPE": 0.2, "DROPOUT": 0.6}
-    constants |= {"LISTED": True, "RECORDS": False, "ACC": tl.float32, "seed_ptr": None}
+    constants |= {"LISTED": True, "RECORDS": 0, "ACC": tl.float32, "seed_ptr": None}
     operands.pop("seed_ptr")
     yield Case(f"{kernel.__name__}[listed-fp16-{heads}-{dim}]", kernel, operands, constants, table.warps)

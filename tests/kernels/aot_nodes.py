@@ -144,11 +144,11 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         (attention_bwd._attention_delta_kernel, launch.attention_delta(dim) if dtype == "fp32" else config),
     ):
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
-        constants |= {"LISTED": False, "RECORDS": False, "DROPOUT": 0.0, "ROWS": found.rows}
+        constants |= {"LISTED": False, "RECORDS": 0, "DROPOUT": 0.0, "ROWS": found.rows}
         yield Case(name, kernel, operands, constants, found.warps)
         if kernel is additive_delta.additive_delta_kernel and dtype != "fp32" and heads % 4 == 0:
             unseeded = {key: value for key, value in operands.items() if key != "seed_ptr"}
-            yield Case(f"{name}-records", kernel, unseeded, constants | {"RECORDS": True}, found.warps)
+            yield Case(f"{name}-records", kernel, unseeded, constants | {"RECORDS": 4}, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:
