@@ -43,6 +43,7 @@ from graphfuse.kernels.gat_records import (
     NEAR,
     load_centre,
     load_known,
+    no_pieces,
     of_pieces,
     records_of_columns,
 )
@@ -92,7 +93,7 @@ def store_gradients(
         straight, slow = sums[g][0] * first[:, None], sums[g][1] * second[:, None]
         part, bent = straight + slow, straight + SLOPE * slow
         pieces = sums[g][2] * first[:, None] + sums[g][3] * (SLOPE * second)[:, None]
-        of_delta = of_pieces(pieces, g)
+        of_delta = of_pieces(pieces, g, GROUP)
         if LOOPS:
             lse, delta, a_dst = numbers[g]
             u = own[g] + a_dst
@@ -153,7 +154,7 @@ def split_walk(
         within += (tl.abs(its_own - centre) <= NEAR,)  # no NaN is
     sums = nothing()
     for _g in tl.static_range(GROUP):
-        number = tl.zeros((16, 8 * GROUP), dtype=ACC)
+        number = no_pieces(GROUP, ACC)
         sums += ((tl.zeros((16, WIDTH), dtype=ACC), tl.zeros((16, WIDTH), dtype=ACC), number, number),)
     bits, seen = load_bits(row_mask_ptr, begin, end, COLUMNS), tl.zeros((COLUMNS,), dtype=tl.int32)
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
@@ -171,13 +172,13 @@ def split_walk(
                     grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
                 ),
             )
-        records, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, GROUP, HALF)
+        known, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, GROUP, HALF)
         for g in tl.static_range(GROUP):
             against = (-tl.expand_dims(own[g], 1)).to(HALF)
             bent, rest = split_factors(numbers[g], against, (firsts[g], seconds[g]), edges)
             straight, slow, e_straight, e_slow = sums[g]
             grad = tiles[g // PAIR]
-            e_straight, e_slow = dot(bent, records, e_straight, ACC), dot(rest, records, e_slow, ACC)
+            e_straight, e_slow = dot(bent, known, e_straight, ACC), dot(rest, known, e_slow, ACC)
             new_sums += ((dot(bent, grad, straight, ACC), dot(rest, grad, slow, ACC), e_straight, e_slow),)
         bits, sums = next_bits, new_sums
     near = within[0]

@@ -72,15 +72,22 @@ def load_centre(stats_ptr, head, GROUP: tl.constexpr, HALF: tl.constexpr, ACC: t
 
 @triton.jit
 def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr):
-    # Of receivers and the GROUP heads from `head` on: the records, [COLUMNS, 8 * GROUP] of half precision;
-    # factors of u > 0, those of others and a_dst of each head, [1, COLUMNS].
-    at = stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]
-    records = tl.load(at.to(tl.pointer_type(HALF)) + tl.arange(0, 8 * GROUP)[None, :])
-    COLUMNS: tl.constexpr = records.shape[0]
-    _top, factors, _pieces, rest = quads_apart(tl.permute(records.reshape(COLUMNS, 4, 2 * GROUP), (0, 2, 1)))
+    # Of receivers and the GROUP heads from `head` on: (pieces, factors of u > 0, those of others, a_dst), of
+    # all heads together what `of_pieces` knows, [COLUMNS, ..], and of each head the others, [1, COLUMNS].
+    at = (stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]).to(tl.pointer_type(HALF))
+    COLUMNS: tl.constexpr = column.shape[0]
+    if GROUP == 4:
+        # L1 is asked twice for a record of 64 bytes, or its factors would all lie in the same few banks.
+        factors = tl.load(at + (2 * GROUP + tl.arange(0, 2 * GROUP))[None, :])
+        pieces = tl.load(at + (4 * GROUP + tl.arange(0, 4 * GROUP))[None, :])
+        _pieces, rest = tl.split(tl.permute(pieces.reshape(COLUMNS, 2, 2 * GROUP), (0, 2, 1)))
+    else:
+        pieces = tl.load(at + tl.arange(0, 8 * GROUP)[None, :])
+        kinds = tl.permute(pieces.reshape(COLUMNS, 4, 2 * GROUP), (0, 2, 1))
+        _top, factors, _pieces, rest = quads_apart(kinds)
     first, second = tl.split(factors.reshape(COLUMNS, GROUP, 2))
     numbers, _centre = tl.split(tl.permute(rest.reshape(COLUMNS, 2, GROUP), (0, 2, 1)))
-    return records, _of_heads(first), _of_heads(second), _of_heads(numbers)
+    return pieces, _of_heads(first), _of_heads(second), _of_heads(numbers)
 
 
 @triton.jit
@@ -98,7 +105,13 @@ def _of_heads(numbers):
 
 
 @triton.jit
-def of_pieces(sums, g: tl.constexpr):
-    # of sums of records, [16, 8 * GROUP], that of delta of a head
-    WIDTH: tl.constexpr = sums.shape[1]
-    return tl.sum(tl.where((tl.arange(0, WIDTH) // 2 == WIDTH // 4 + g)[None, :], sums, 0.0), 1)
+def no_pieces(GROUP: tl.constexpr, ACC: tl.constexpr):
+    # where sums of `pieces` begin
+    return tl.zeros((16, 4 * GROUP if GROUP == 4 else 8 * GROUP), dtype=ACC)
+
+
+@triton.jit
+def of_pieces(sums, g: tl.constexpr, GROUP: tl.constexpr):
+    # of such sums that of delta of a head
+    nth = tl.arange(0, sums.shape[1]) // 2 - (0 if GROUP == 4 else 2 * GROUP)
+    return tl.sum(tl.where((nth == g)[None, :], sums, 0.0), 1)

@@ -24,14 +24,14 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 9), (12, 13)])
+@pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 9), (12, 13), (4, 32), (2, 20), (1, 33), (3, 64), (1, 100)])
 @pytest.mark.parametrize("graph", ["hub", "ragged"])
 def test_shapes(
     graph: str, heads: int, dim: int, dtype: torch.dtype, loops: bool, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
-    slope = {9: 0.0, 13: 1.0}.get(dim, 0.2)
+    slope = {9: 0.0, 13: 1.0, 20: 0.0, 64: 1.0}.get(dim, 0.2)
     check_additive("gat", graph, device, dtype, heads, dim, self_loops=loops, negative_slope=slope)
 
 
