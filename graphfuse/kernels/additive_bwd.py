@@ -42,9 +42,6 @@ class Saved(NamedTuple):
     tilt: Tensor
 
 
-_BY_FACTORS = (1, 2, 4)
-
-
 class Plans(NamedTuple):
     """What backward launches."""
 
@@ -82,13 +79,14 @@ def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) 
 
 
 def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
-    # of how many heads GAT's backward sums products of windows with factors of a receiver, or 0
+    # the heads of a program if GAT's backward walks windows with weights by factors, else 0
     if shape.v2 or w.row_mask is None or shape.dropout > 0 or not 0 <= shape.slope <= 1:
         return 0
     load = window_load(w)
-    rows = launch.gat_window(shape.heads, shape.dim, False, True, False, load).rows
-    known = given.own.dtype == given.other.dtype == shape.dtype
-    return rows if known and load.deep and rows in _BY_FACTORS and shape.heads % rows == 0 else 0
+    config = launch.gat_window(shape.heads, shape.dim, False, True, False, load)
+    # sums of factors pay where windows have more than a step or two (results: records.md)
+    fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
+    return config.rows if fits and given.own.dtype == given.other.dtype == shape.dtype else 0
 
 
 def _delta_plan(
@@ -101,7 +99,15 @@ def _delta_plan(
 ) -> Launch:
     (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
     strides = (grad.stride(0), given.x.stride(0) if listed else 0)
-    key = ("additive_delta", shape, strides, saved.out.dtype, given.other.dtype, saved.tilt.numel() == 0, *kind)
+    key = (
+        "additive_delta",
+        shape,
+        strides,
+        saved.out.dtype,
+        given.other.dtype,
+        saved.tilt.numel() == 0,
+        *kind,
+    )
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)

@@ -51,6 +51,7 @@ from graphfuse.kernels.gat_results import each_its_own
 from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
 from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at
 
+
 @triton.jit
 def store_gradients(
     dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window, begin, slot,

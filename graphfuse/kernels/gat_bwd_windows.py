@@ -142,7 +142,9 @@ def score_walk(
         grad = gather(grad_ptr, column, head, GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, HEADS % GROUP == 0)
         if RECORDS > 0:
             place = (column.to(tl.int64) * HEADS + head)[None, :]
-            lse, delta, a_dst = load_known(stats_ptr, place, place >= 0, RECORDS, grad_ptr.dtype.element_ty, ACC)
+            lse, delta, a_dst = load_known(
+                stats_ptr, place, place >= 0, RECORDS, grad_ptr.dtype.element_ty, ACC
+            )
         else:
             lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst

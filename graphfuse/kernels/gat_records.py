@@ -1,4 +1,4 @@
-"""What GAT's backward by factors knows of GROUP heads of a receiver, side by side, for which L1 is asked once."""
+"""What GAT's backward by factors knows of a receiver: a record of GROUP heads, read at once."""
 
 import triton
 import triton.language as tl
@@ -44,7 +44,9 @@ def store_records(ptr, place, live, lse, delta, own, centre, GROUP: tl.constexpr
     pieces = _packed(high, (delta - high.to(delta.dtype)).to(HALF))
     both = tl.permute(tl.join(own.to(HALF), centre).reshape(COUNT, GROUP, 2), (0, 2, 1))
     low, high_half = tl.split(both.reshape(COUNT * GROUP, 2))
-    kinds = tl.join(tl.join(lse.to(tl.uint32, bitcast=True), pieces), tl.join(factors, _packed(low, high_half)))
+    kinds = tl.join(
+        tl.join(lse.to(tl.uint32, bitcast=True), pieces), tl.join(factors, _packed(low, high_half))
+    )
     record = tl.permute(kinds.reshape(COUNT, GROUP, 4), (0, 2, 1))
     at = ptr.to(tl.pointer_type(tl.uint32)) + tl.min(place.reshape(COUNT, GROUP), 1)[:, None, None] * 4
     at += tl.arange(0, 4)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
@@ -93,14 +95,15 @@ def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.c
 @triton.jit
 def _of_heads(numbers):
     # of [COLUMNS, GROUP], those of each head: [1, COLUMNS]
+    apart = nothing()
     if numbers.shape[1] == 4:
         a, b, c, d = quads_apart(numbers)
-        apart = a[None, :], b[None, :], c[None, :], d[None, :]
+        apart += (a[None, :], b[None, :], c[None, :], d[None, :])
     elif numbers.shape[1] == 2:
         first, second = tl.split(numbers)
-        apart = first[None, :], second[None, :]
+        apart += (first[None, :], second[None, :])
     else:
-        apart = nothing() + (numbers.reshape(1, numbers.shape[0]),)
+        apart += (numbers.reshape(1, numbers.shape[0]),)
     return apart
 
 

@@ -325,20 +325,16 @@ def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Loa
         return Config(128, 16, 2, 1, registers=128 if inference else None)
     if dim % 8 != 0:
         return Config(128, 32, 3 if dropout or backward else 5, 1)
-    most = 168 if backward or (inference and load is Load.NORMAL) else 192 if inference else None
-    if backward and not dropout and load.deep:
-        most = None
-    return Config(128, 32, 3 if dropout else 5, 1, registers=most)
+    bound = (backward and (dropout or not load.deep)) or (inference and load is Load.NORMAL)
+    return Config(128, 32, 3 if dropout else 5, 1, registers=168 if bound else 192 if inference else None)
 
 
 def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # a head at a time
-    if width == 64 and tilted and not dropout:
+    if width == 64 and not dropout and (tilted or (backward and load.deep)):
         return Config(64, 16, 5, 1, registers=128) if load is Load.TINY else Config(64, 32, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
-    if width == 64 and backward and not dropout and load.deep:
-        return Config(64, 32, 5, 1)
     wide = (width == 64 and load.few) or (tilted and dropout)
     deep = width == 64 and load.roomy and not (dropout or backward)
     return Config(width, 32, 5 if deep else 3, 1, registers=168 if wide else 128)

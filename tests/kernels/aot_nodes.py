@@ -133,9 +133,8 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
     strides = {"X_STRIDE": heads * dim, "GRAD_STRIDE": heads * dim, "WIDTH": -(-dim // 8) * 8}
     strides["COPY_STRIDE"] = 4 * heads * dim
     edges = {"EDGE_DIM": 0, "BLOCK_EDGE": 1, "SLOPE": 0.2}
-    operands = dict.fromkeys(
-        ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "a_src_ptr", "d_a_dst_ptr"), pointer
-    )
+    names = ("out_ptr", "x_ptr", "grad_ptr", "copy_ptr", "tilt_ptr", "a_dst_ptr", "a_src_ptr", "d_a_dst_ptr")
+    operands = dict.fromkeys(names, pointer)
     operands |= dict.fromkeys(("scale_ptr", "stats_ptr", "softmax_ptr"), wide)
     operands |= {"seed_ptr": "*i64"} if dtype == "fp16" else {}
     for kernel, found in (
@@ -146,9 +145,10 @@ def copied_and_summed(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         name, constants = f"{kernel.__name__}[{dtype}-{heads}-{dim}]", shape | strides | edges
         constants |= {"LISTED": False, "RECORDS": 0, "DROPOUT": 0.0, "ROWS": found.rows}
         yield Case(name, kernel, operands, constants, found.warps)
-        if kernel is additive_delta.additive_delta_kernel and dtype != "fp32" and heads % 4 == 0:
+        group = launch.gat_window(heads, dim, False, True, False, launch.Load.NORMAL).rows
+        if kernel is additive_delta.additive_delta_kernel and dtype != "fp32" and heads % group == 0:
             unseeded = {key: value for key, value in operands.items() if key != "seed_ptr"}
-            yield Case(f"{name}-records", kernel, unseeded, constants | {"RECORDS": 4}, found.warps)
+            yield Case(f"{name}-records", kernel, unseeded, constants | {"RECORDS": group}, found.warps)
 
 
 def gated_skip(dtype: str, dim: int) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""GAT's backward by windows, weights by factors, and where sources are too far from each other for it."""
+"""GAT's backward by windows, weights by factors, and where sources are too far from their centre for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from graphfuse.testing import check
 from tests.ops.test_additive_attention import check_a_node_without_edges, check_additive, draw
 
 HALF = [torch.float16, torch.bfloat16]
+# records of four heads, of two and of one
+SHAPES = [(8, 16), (4, 9), (12, 13), (4, 32), (2, 20), (1, 33), (3, 64), (1, 100)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 9), (12, 13), (4, 32), (2, 20), (1, 33), (3, 64), (1, 100)])
+@pytest.mark.parametrize(("heads", "dim"), SHAPES)
 @pytest.mark.parametrize("graph", ["hub", "ragged"])
 def test_shapes(
     graph: str, heads: int, dim: int, dtype: torch.dtype, loops: bool, device: torch.device,
@@ -40,26 +42,46 @@ def test_a_node_without_edges_adds_nothing(name: str, device: torch.device) -> N
     check_a_node_without_edges("gat", name, 4, device, 16)
 
 
-@pytest.mark.parametrize("far", [7.5, 8.5, 30.0])
+@pytest.mark.parametrize("far", [5.0, 8.0, 60.0])
+@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (4, 32), (1, 64)])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_sources_far_from_each_other(
-    dtype: torch.dtype, far: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype: torch.dtype, heads: int, dim: int, far: float, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """One of a window's: the others' weights are as exact as they were, by either walk."""
+    walks = check_moved(dtype, heads, dim, device, monkeypatch, one=far)
+    if device.type == "cpu":
+        assert bool(walks) == (far > 6)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_sources_far_from_zero(
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, and receivers the other way: what counts is how far they are from each other."""
+    assert not check_moved(dtype, 4, 16, device, monkeypatch, all_of_them=20.0)
+
+
+def check_moved(
+    dtype: torch.dtype, heads: int, dim: int, device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    one: float = 0.0, all_of_them: float = 0.0,
+) -> list[Any]:  # fmt: skip
+    """Compares gradients with the definition's, and returns what was walked score by score."""
     walks: list[Any] = []
     monkeypatch.setattr(gat_bwd_windows, "walk_scores", noted(gat_bwd_windows.walk_scores, walks))
-    record, edge_index, given = draw("gat", "ragged", device, dtype, 4, 16)
+    record, edge_index, given = draw("gat", "ragged", device, dtype, heads, dim)
     with torch.no_grad():
-        given["a_src"].mul_(0.1)
-        given["a_src"][5] += 2 * far
+        given["a_src"].mul_(0.1).add_(all_of_them)
+        given["a_dst"].sub_(all_of_them)
+        given["a_src"][5] += one
     given = {name: x.detach().requires_grad_() for name, x in given.items()}
     check(
         lambda **given: ops.gat_attention(**given, windows=record),
         lambda **given: reference.gat_attention(edge_index, **given),
         given,
     )
-    if device.type == "cpu":
-        assert bool(walks) == (far > 8)
+    return walks
 
 
 def noted(function: Any, walks: list[Any]) -> Any:
