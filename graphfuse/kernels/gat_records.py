@@ -43,10 +43,9 @@ def store_records(ptr, place, live, lse, delta, own, centre, GROUP: tl.constexpr
     high = delta.to(HALF)
     pieces = _packed(high, (delta - high.to(delta.dtype)).to(HALF))
     both = tl.permute(tl.join(own.to(HALF), centre).reshape(COUNT, GROUP, 2), (0, 2, 1))
-    low, high_half = tl.split(both.reshape(COUNT * GROUP, 2))
-    kinds = tl.join(
-        tl.join(lse.to(tl.uint32, bitcast=True), pieces), tl.join(factors, _packed(low, high_half))
-    )
+    even, odd = tl.split(both.reshape(COUNT * GROUP, 2))
+    top = lse.to(tl.uint32, bitcast=True)
+    kinds = tl.join(tl.join(top, pieces), tl.join(factors, _packed(even, odd)))
     record = tl.permute(kinds.reshape(COUNT, GROUP, 4), (0, 2, 1))
     at = ptr.to(tl.pointer_type(tl.uint32)) + tl.min(place.reshape(COUNT, GROUP), 1)[:, None, None] * 4
     at += tl.arange(0, 4)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]

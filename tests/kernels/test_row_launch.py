@@ -13,7 +13,7 @@ from graphfuse.kernels.device import HALF
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("dim", [8, 16])
 def test_gat_walks_windows_of_small_sparse_graphs(dim: int, dropout: bool, dtype: torch.dtype) -> None:
-    def by_rows(rows: int, cols: int, edges: int, heads: int = 8, dtype: torch.dtype = dtype) -> bool:
+    def by_rows(rows: int, cols: int, edges: int, heads: int = 6, dtype: torch.dtype = dtype) -> bool:
         return launch.gat_prefers_rows(rows, cols, edges, edges, heads, dim, True, dropout, dtype)
 
     assert not by_rows(4223, 4223, 8 * 4223) and by_rows(4223, 4223, 8 * 4223 + 1)
