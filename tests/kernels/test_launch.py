@@ -33,10 +33,10 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     short, long = (10_000, 10_000, 79_998, 39_999), (10_000, 10_000, 80_000, 40_000)
     assert not by_rows(short, 8, 8, True, True) and by_rows(long, 8, 8, True, True)
     assert not by_rows(long, 8, 8, False, True)
-    large = 93_751  # whose x of 128 numbers does not stay in the L2 cache
+    large = 375_001  # whose x of 32 numbers does not stay in the L2 cache
     for num_cols, trained_by_rows in ((large - 1, True), (large, False)):
         sizes = (num_cols, num_cols, 11 * num_cols, 10 * num_cols)
-        assert by_rows(sizes, 8, 16, True) == trained_by_rows and by_rows(sizes, 8, 16, True, True)
+        assert by_rows(sizes, 2, 16, True) == trained_by_rows and by_rows(sizes, 2, 16, True, True)
     assert by_rows(MANY, 1, 8, False) and by_rows(MANY, 8, 4, False)
     for trained in (False, True):
         assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)
