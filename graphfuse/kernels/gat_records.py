@@ -20,10 +20,11 @@ _SAMPLES = tl.constexpr(8)
 @triton.jit
 def centre_of(a_src_ptr, head, num_cols, HEADS: tl.constexpr, ACC: tl.constexpr):
     # What numbers of sources are about, for each of `head`: the mean of a few, the same wherever it is made.
-    node = tl.arange(0, _SAMPLES) * (num_cols // _SAMPLES)
-    at = a_src_ptr + node.to(tl.int64)[None, :] * HEADS + head[:, None]
-    number = tl.load(at, mask=(node < num_cols)[None, :], other=0.0)
-    return (tl.sum(number.to(ACC), 1) * (1.0 / _SAMPLES)).to(a_src_ptr.dtype.element_ty)
+    total = tl.zeros(head.shape, dtype=ACC)
+    for nth in tl.static_range(_SAMPLES):
+        node = tl.cast(num_cols // _SAMPLES, tl.int64) * nth
+        total += tl.load(a_src_ptr + node * HEADS + head, mask=head < num_cols * HEADS, other=0.0).to(ACC)
+    return (total * (1.0 / _SAMPLES)).to(a_src_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -35,22 +36,19 @@ def _packed(low, high):
 
 @triton.jit
 def store_records(ptr, place, live, lse, delta, own, centre, GROUP: tl.constexpr, SLOPE: tl.constexpr):
-    # Of consecutive receivers and heads, of which GROUP are a record.
+    # Of receivers and heads, of which GROUP are a record.
     HALF: tl.constexpr = centre.dtype
-    COUNT: tl.constexpr = lse.shape[0] // GROUP
     u, shift = own + centre.to(own.dtype), lse * LOG2_E - GREATER
     factors = _packed(tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF))
     high = delta.to(HALF)
     pieces = _packed(high, (delta - high.to(delta.dtype)).to(HALF))
-    both = tl.permute(tl.join(own.to(HALF), centre).reshape(COUNT, GROUP, 2), (0, 2, 1))
-    even, odd = tl.split(both.reshape(COUNT * GROUP, 2))
-    top = lse.to(tl.uint32, bitcast=True)
-    kinds = tl.join(tl.join(top, pieces), tl.join(factors, _packed(even, odd)))
-    record = tl.permute(kinds.reshape(COUNT, GROUP, 4), (0, 2, 1))
-    at = ptr.to(tl.pointer_type(tl.uint32)) + tl.min(place.reshape(COUNT, GROUP), 1)[:, None, None] * 4
-    at += tl.arange(0, 4)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
-    whole = tl.min(live.reshape(COUNT, GROUP).to(tl.int32), 1) > 0
-    tl.store(at, record, mask=whole[:, None, None])
+    at, nth = ptr + place // GROUP * (4 * GROUP), place % GROUP
+    words, halves = at.to(tl.pointer_type(tl.uint32)), at.to(tl.pointer_type(HALF))
+    tl.store(at + nth, lse, mask=live)
+    tl.store(words + (GROUP + nth), factors, mask=live)
+    tl.store(words + (2 * GROUP + nth), pieces, mask=live)
+    tl.store(halves + (6 * GROUP + nth), own.to(HALF), mask=live)
+    tl.store(halves + (7 * GROUP + nth), centre, mask=live)
 
 
 @triton.jit
