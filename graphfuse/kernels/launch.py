@@ -306,7 +306,7 @@ def _gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: boo
         config = _gat_of_narrow(heads, dim, *kind)
     grouped = load is Load.TINY and config.rows > 1 and (backward or tilted)
     if not (_starts_on_16_bytes(config.rows * dim) or grouped):
-        bound = backward and width <= 128 and not (dropout or load.few)
+        bound = backward and width <= 128 and load is Load.TINY and not dropout
         config = config._replace(registers=168 if bound else None)
     if backward and width >= 32 and load.roomy and (not dropout or config.rows > 1):
         config = config._replace(registers=None)

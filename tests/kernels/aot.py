@@ -273,13 +273,14 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, config, True, side) for side in sides]
             rows += [(gatv2_rows.gatv2_bwd_alone_kernel, config, True, {})] if dtype == "fp32" else []
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
+            whole = heads % config.rows == 0 and (config.registers is None or config.block_dim <= 32)
             constants = {
                 "HEADS": heads,
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
                 "PAIR": gathered_together(config),
-                "SPLIT": rate == 0 and heads % config.rows == 0 and config.step == 32,
+                "SPLIT": rate == 0 and config.step == 32 and whole,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "ROWS": 2 if dtype == "fp32" and not v2 else 1,
