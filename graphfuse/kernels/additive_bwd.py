@@ -83,7 +83,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     if shape.v2 or w.row_mask is None or shape.dropout > 0 or not 0 <= shape.slope <= 1:
         return 0
     load = window_load(w)
-    config = launch.gat_window(shape.heads, shape.dim, False, True, False, load)
+    config = launch.gat_window(shape.heads, shape.dim, False, True, True, load)
     # sums of factors pay where windows have more than a step or two (results: records.md)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
     return config.rows if fits and given.own.dtype == given.other.dtype == shape.dtype else 0
@@ -248,8 +248,8 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
     if lists_edges(w, shape, trained=True):
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
-        config = launch.gat_window(heads, dim, dropout > 0, True, False, window_load(w))
         split = _by_factors(w, given, shape) > 0
+        config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
         rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)

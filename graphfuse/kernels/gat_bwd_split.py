@@ -8,8 +8,9 @@ in [0, 1] a weight is a product of what each end brings, :math:`p_{ij} = A_j D_i
     A_j = e^{a_j - c}, \quad D_i = e^{d_i + c - L_i}, \qquad
     A'_j = e^{\sigma (a_j - c)}, \quad D'_i = e^{\sigma (d_i + c) - L_i},
 
-with the logarithm :math:`L` of the receiver's sum and any number :math:`c`. So with sums over receivers with
-:math:`u > 0` and over the others, of the gradient's rows :math:`g` and of :math:`\delta_i = g_i^\top o_i`,
+with the logarithm :math:`L` of the receiver's sum and a centre :math:`c` of sources' numbers. So with sums
+over receivers with :math:`u > 0` and over the others, of the gradient's rows :math:`g` and of
+:math:`\delta_i = g_i^\top o_i`,
 
 .. math::
     G_j = \sum D_i g_i, \quad E_j = \sum D_i \delta_i, \quad
@@ -22,7 +23,8 @@ the gradients are
     da_j = A_j (x_j^\top G_j - E_j) + \sigma A'_j (x_j^\top G'_j - E'_j).
 
 No weight needs an exponential or a product, and no product of two rows is made for an edge. A factor of a
-receiver is rounded once, alike in both sums, whose difference is of the same weights therefore.
+receiver is rounded once, alike in both sums, whose difference is of the same weights therefore. Factors and
+delta come with the records of `gat_records.py`.
 """
 
 import triton

@@ -281,9 +281,9 @@ def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
     Forward makes do with a guess at the maxima, except where dropout meets windows of a step or two. With
-    ``tilted`` sums a warp wants all registers for heads of 64 features and more, four that share a gather, or
-    dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and backward where a bound would make room
-    for programs that there are not; the fewest have a head each (few_programs.md).
+    ``tilted`` sums, as backward's of factors are, a warp wants all registers for heads of 64 features and
+    more, four that share a gather, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and
+    backward where a bound would make room for programs that there are not; the fewest have a head each.
     """
     config = _gat_window(heads, dim, dropout, backward, tilted, load)
     return config._replace(guess=not (backward or (dropout and load is Load.TINY)))
@@ -306,7 +306,7 @@ def _gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: boo
         config = _gat_of_narrow(heads, dim, *kind)
     grouped = load is Load.TINY and config.rows > 1 and (backward or tilted)
     if not (_starts_on_16_bytes(config.rows * dim) or grouped):
-        bound = backward and width <= 128 and load is Load.TINY and not dropout
+        bound = backward and width <= 128 and not (dropout or tilted or load.few)
         config = config._replace(registers=168 if bound else None)
     if backward and width >= 32 and load.roomy and (not dropout or config.rows > 1):
         config = config._replace(registers=None)
@@ -325,13 +325,13 @@ def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Loa
         return Config(128, 16, 2, 1, registers=128 if inference else None)
     if dim % 8 != 0:
         return Config(128, 32, 3 if dropout or backward else 5, 1)
-    bound = (backward and (dropout or not load.deep)) or (inference and load is Load.NORMAL)
+    bound = (backward and not tilted) or (inference and load is Load.NORMAL)
     return Config(128, 32, 3 if dropout else 5, 1, registers=168 if bound else 192 if inference else None)
 
 
 def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # a head at a time
-    if width == 64 and not dropout and (tilted or (backward and load.deep)):
+    if width == 64 and tilted and not dropout and (load.deep or not backward):
         return Config(64, 16, 5, 1, registers=128) if load is Load.TINY else Config(64, 32, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
@@ -366,7 +366,7 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
     if inference and dim > 8 and load is not Load.LONG:
         stages, most = (5, 168) if load.roomy else (2, None)
         return Config(block, 32, stages, 1, rows=group, registers=most)
-    return Config(block, 32, 5 if tilted or (backward and load.deep) else 3, 1, rows=group)
+    return Config(block, 32, 5 if tilted and (load.deep or not backward) else 3, 1, rows=group)
 
 
 @functools.cache

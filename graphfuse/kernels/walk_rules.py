@@ -98,17 +98,17 @@ def gat_lists_edges(
 
 def gat_prefers_rows(
     num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
-    dropout: bool, dtype: torch.dtype,
+    dropout: bool, dtype: torch.dtype, terms: torch.dtype | None = None,
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
     In float32; for the reasons of dot-product attention where heads are slivers; and where heads are narrower
     than half a sector, which has 32 bytes. Several heads of half a sector walk windows only where those share
-    columns, and so do several of a sector in training, if x stays in the L2 cache, there is dropout or they
-    are not fours. With ``dropout`` training asks for more, as windows draw for 16 rows an entry. Windows of
-    small and sparse graphs are walked where heads have 16 features together, as it is the longest row that is
-    waited for (results: gat_shapes.md, rows_once_more.md, dropout.md, wide_and_odd.md, few_rows.md,
-    records.md).
+    columns, and so do several of a sector in training, if x stays in the L2 cache, where backward does not
+    sum factors of four heads: with ``dropout``, or ``terms`` of scores in another dtype than ``dtype``. With
+    dropout training asks for more, as windows draw for 16 rows an entry. Windows of small and sparse graphs
+    are walked where heads have 16 features together, as it is the longest row that is waited for (results:
+    gat_shapes.md, rows_once_more.md, dropout.md, wide_and_odd.md, few_rows.md, records.md).
     """
     few = max(num_rows, num_cols) < FULL and num_edges <= 8 * num_rows and heads * dim >= 16
     sector = dim * dtype.itemsize
@@ -117,7 +117,7 @@ def gat_prefers_rows(
         skips = draws or sector != 16 or heads == 1 or 2 * num_edges <= 3 * num_entries
         return dtype not in HALF or (skips and not few)
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
-    skips = skips and (dropout or heads % 4 != 0)  # backward sums factors of four heads, which is faster
+    skips = skips and (dropout or heads % 4 != 0 or terms not in (None, dtype))
     skips = skips and not few and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
     # dropout is no reason: windows of wider heads are faster with it too
     slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout=False)

@@ -254,17 +254,18 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         configs = dict.fromkeys(launch.gat_row(heads, dim, size, load, back) for load in RowLoad)
         kernels += [(kernel, config, False, {}) for config in configs]
     for rate, with_edges in ((0.0, False), (0.6, True)):
-        untilted = {"tilt_ptr": None}
+        untilted, factors = {"tilt_ptr": None}, {"SPLIT": True}
         windows = [
             (kernel, config, False, more)
             for kernel, backward, tilted, more in (
                 (gat_windows.gat_window_kernel, False, True, {}),
                 (gat_windows.gat_window_kernel, False, False, untilted),
                 (gat_bwd_windows.gat_bwd_window_kernel, True, False, {}),
+                (gat_bwd_windows.gat_bwd_window_kernel, True, True, factors),
             )
-            for config in dict.fromkeys(
-                launch.gat_window(heads, dim, rate > 0, backward, tilted, load) for load in launch.Load
-            )
+            for load in launch.Load
+            for config in (launch.gat_window(heads, dim, rate > 0, backward, tilted, load),)
+            if more is not factors or (rate == 0 == heads % config.rows and load is not launch.Load.TINY)
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
         for load in RowLoad:
@@ -273,14 +274,13 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             rows += [(gatv2_rows.gatv2_bwd_row_kernel, config, True, side) for side in sides]
             rows += [(gatv2_rows.gatv2_bwd_alone_kernel, config, True, {})] if dtype == "fp32" else []
         for kernel, config, v2, more in (*kernels, *rows, *(windows if dtype != "fp32" else ())):
-            whole = heads % config.rows == 0 and (config.registers is None or config.block_dim <= 32)
             constants = {
                 "HEADS": heads,
                 "DIM": dim,
                 "BLOCK_HEADS": config.rows,
                 "GROUP": config.rows,
                 "PAIR": gathered_together(config),
-                "SPLIT": rate == 0 and config.step == 32 and whole,
+                "SPLIT": False,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
                 "ROWS": 2 if dtype == "fp32" and not v2 else 1,
@@ -300,7 +300,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
             given = operands | (edges if with_edges else {}) | (dropout if rate > 0 else {})
             given = {name: kind for name, kind in given.items() if name not in more}
             name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{rate}-{v2}-{more.get('TRANSPOSED')}]"
-            name += "-untilted" if kernel is gat_windows.gat_window_kernel and more else ""
+            name += "-factors" if "SPLIT" in more else "-untilted" if "tilt_ptr" in more and not v2 else ""
             if "window" in kernel.__name__:
                 # a head alone in a program, where other launch rows have several
                 name += "-apart" if heads > 1 == config.rows and dim <= 32 else ""

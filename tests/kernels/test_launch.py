@@ -19,10 +19,11 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
     def by_rows(
         sizes: tuple[int, int, int, int], heads: int, dim: int, trained: bool, dropout: bool = False
     ) -> bool:
-        return launch.gat_prefers_rows(*sizes, heads, dim, trained, dropout, dtype)
+        return launch.gat_prefers_rows(*sizes, heads, dim, trained, dropout, dtype, dtype)
 
     assert by_rows(FEW, 6, 16, True) and not by_rows(FEW, 6, 16, False)
     assert by_rows(FEW, 8, 16, True, True) and not by_rows(FEW, 8, 16, True)  # factors of fours are summed
+    assert launch.gat_prefers_rows(*FEW, 8, 16, True, False, dtype, torch.float32)  # unless they are others
     assert not by_rows(SOME, 6, 16, True) and not by_rows(MANY, 6, 16, True)  # windows have less to skip
     assert by_rows((10_000, 10_000, 15_000, 10_000), 8, 16, True, True)  # with dropout also to draw for
     assert not by_rows((10_000, 10_000, 15_001, 10_000), 8, 16, True, True)
@@ -125,8 +126,10 @@ def test_rows_that_start_anywhere_are_told_no_bound(load: launch.Load, dropout: 
         rows = [launch.gat_window(heads, dim, dropout, False, tilted, load) for tilted in (False, True)]
         rows += [launch.attention_window(heads, dim, 2, dropout, scaled, load) for scaled in (False, True)]
         rows += [launch.attention_bwd_window(heads, dim, dropout, False, load)]
-        rows += [launch.gat_window(heads, dim, dropout, True, False, load)]
+        rows += [launch.gat_window(heads, dim, dropout, True, True, load)]
         assert {(row.registers, row.warps) for row in rows} <= {(None, 1), (None, 2)}
+        backward = launch.gat_window(heads, dim, dropout, True, False, load)
+        assert backward.registers == (None if dropout or load.few else 168)
     aligned = launch.attention_window(1, 48, 2, dropout, False, launch.Load.NORMAL)
     assert aligned.registers == (144 if dropout else 168)
     for dim, size, most in ((100, 2, None), (20, 2, None), (41, 2, 255), (602, 4, 255)):
@@ -226,15 +229,17 @@ def test_the_fewest_tasks_have_a_program_for_each_head() -> None:
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 64), (1, 128), (4, 32)])
 def test_backward_of_gat_has_all_registers_where_programs_are_few(heads: int, dim: int) -> None:
-    def most(load: launch.Load, dropout: bool = False, backward: bool = True) -> int | None:
-        return launch.gat_window(heads, dim, dropout, backward, False, load).registers
+    def most(
+        load: launch.Load, dropout: bool = False, back: bool = True, factors: bool = False
+    ) -> int | None:
+        return launch.gat_window(heads, dim, dropout, back, factors, load).registers
 
     assert most(launch.Load.FEW) is None and most(launch.Load.SHORT) is None
-    for load in (launch.Load.SOME, launch.Load.NORMAL):  # sums of factors of one head are worth them too
-        assert most(load) == (168 if heads > 1 else None)
-    assert most(launch.Load.TINY) is not None
+    assert most(launch.Load.SOME) == 168 and most(launch.Load.NORMAL) is not None
     assert most(launch.Load.FEW, dropout=True) == (None if heads > 1 else 168)
-    assert most(launch.Load.FEW, backward=False) is not None
+    assert most(launch.Load.FEW, back=False) is not None
+    for load in (launch.Load.SOME, launch.Load.NORMAL):  # sums of factors of one head are worth them
+        assert most(load, factors=True) == (168 if heads > 1 else None)
 
 
 def test_steps_of_a_head_of_64_are_asked_for_early_in_training_and_where_programs_are_few() -> None:
