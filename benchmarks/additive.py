@@ -123,8 +123,9 @@ def _rows(
 ) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
-        which = (*windows.sizes, *shape, trained, dropout, dtype)
-        return not walk_rules.gat_lists_edges(*which) and launch.gat_prefers_rows(*which)
+        which = (*windows.sizes, *shape, trained, dropout)
+        listed = walk_rules.gat_lists_edges(*which, dtype)
+        return not listed and launch.gat_prefers_rows(*which, dtype, dtype)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, False, dtype)
 
 

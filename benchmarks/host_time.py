@@ -114,7 +114,7 @@ def _registered(w: RowWindows) -> Ops:
     shape = (_HEADS, _WIDTH // _HEADS)
     of_rows = packed(True)
     of_width = packed(launch.prefers_rows(*w.sizes, _WIDTH, torch.float32, True))
-    of_gat = packed(launch.gat_prefers_rows(*w.sizes, *shape, True, False, torch.float32))
+    of_gat = packed(launch.gat_prefers_rows(*w.sizes, *shape, True, False, *[torch.float32] * 2))
     of_heads = packed(launch.attention_prefers_rows(*w.sizes, *shape, False, torch.float32))
     of_agnn = packed(launch.attention_prefers_rows(*w.sizes, 1, _WIDTH, False, torch.float32))
     scale = (_WIDTH // _HEADS) ** -0.5

@@ -98,7 +98,7 @@ def gat_lists_edges(
 
 def gat_prefers_rows(
     num_rows: int, num_cols: int, num_edges: int, num_entries: int, heads: int, dim: int, trained: bool,
-    dropout: bool, dtype: torch.dtype, terms: torch.dtype | None = None,
+    dropout: bool, terms: torch.dtype, dtype: torch.dtype,
 ) -> bool:  # fmt: skip
     """Whether GAT's attention walks rows rather than windows; ``trained`` if its receivers get gradients.
 
@@ -117,7 +117,7 @@ def gat_prefers_rows(
         skips = draws or sector != 16 or heads == 1 or 2 * num_edges <= 3 * num_entries
         return dtype not in HALF or (skips and not few)
     skips = sector == 32 and heads > 1 and trained and 4 * num_edges <= (6 if dropout else 5) * num_entries
-    skips = skips and (dropout or heads % 4 != 0 or terms not in (None, dtype))
+    skips = skips and (dropout or heads % 4 != 0 or terms != dtype)
     skips = skips and not few and (dropout or not _beyond_cache(num_cols, heads, dim, dtype.itemsize))
     # dropout is no reason: windows of wider heads are faster with it too
     slivers = _slivers(num_cols, num_edges, num_entries, heads, dim, dtype.itemsize, dropout=False)

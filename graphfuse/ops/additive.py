@@ -191,14 +191,14 @@ def _split(arguments: tuple[Any, ...]) -> tuple[How, tuple[Any, ...]]:
 
 def choose(sizes: Sizes, *arguments: Any) -> tuple[bool, bool]:
     """Whether rows are walked, and whether the order of the edges is needed."""
-    # slope, dropout, self_loops, v2, tilted; own, other, x, edge
-    _, dropout, _, v2, tilted, _, other, x, edge, *_ = arguments
+    _slope, dropout, _loops, v2, tilted, _own, other, x, edge, *_ = arguments
     with_edges, (_, heads, dim) = edge is not None, x.shape
     # the window kernel reads numbers of the first source, so there has to be one
     if v2 or with_edges or sizes[1] == 0:
         return True, with_edges
-    which = (*sizes, heads, dim, tilted, dropout > 0, x.dtype)
-    return not walk_rules.gat_lists_edges(*which) and launch.gat_prefers_rows(*which, other.dtype), False
+    which = (*sizes, heads, dim, tilted, dropout > 0)
+    listed = walk_rules.gat_lists_edges(*which, x.dtype)
+    return not listed and launch.gat_prefers_rows(*which, other.dtype, x.dtype), False
 
 
 @functools.cache

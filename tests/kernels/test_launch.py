@@ -23,7 +23,6 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
 
     assert by_rows(FEW, 6, 16, True) and not by_rows(FEW, 6, 16, False)
     assert by_rows(FEW, 8, 16, True, True) and not by_rows(FEW, 8, 16, True)  # factors of fours are summed
-    assert launch.gat_prefers_rows(*FEW, 8, 16, True, False, dtype, torch.float32)  # unless they are others
     assert not by_rows(SOME, 6, 16, True) and not by_rows(MANY, 6, 16, True)  # windows have less to skip
     assert by_rows((10_000, 10_000, 15_000, 10_000), 8, 16, True, True)  # with dropout also to draw for
     assert not by_rows((10_000, 10_000, 15_001, 10_000), 8, 16, True, True)
@@ -40,7 +39,7 @@ def test_gat_trains_by_rows_where_heads_are_a_sector(dtype: torch.dtype) -> None
         assert by_rows(sizes, 2, 16, True) == trained_by_rows and by_rows(sizes, 2, 16, True, True)
     assert by_rows(MANY, 1, 8, False) and by_rows(MANY, 8, 4, False)
     for trained in (False, True):
-        assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, torch.float32)
+        assert launch.gat_prefers_rows(*MANY, 4, 32, trained, False, *[torch.float32] * 2)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -83,13 +82,13 @@ def test_attention_on_large_graphs_that_share_nothing(dtype: torch.dtype) -> Non
         assert by_rows(large, heads, dim, True) and not by_rows(large, heads, dim, False)
         assert not by_rows(small, heads, dim, True) and not by_rows(large, heads, dim, True, edges=16)
         sizes = (large, large, 15 * large, 10 * large, heads, dim)
-        assert not launch.gat_prefers_rows(*sizes, False, True, dtype)
-        assert not launch.gat_prefers_rows(*sizes, False, False, dtype)
+        assert not launch.gat_prefers_rows(*sizes, False, True, dtype, dtype)
+        assert not launch.gat_prefers_rows(*sizes, False, False, dtype, dtype)
         assert launch.attention_prefers_rows(*sizes, False, torch.float32)
         # without dropout, if next to no column is shared
         for num_edges, rows in ((10_030 * large, True), (10_031 * large, False)):
             sizes = (large, large, num_edges, 10_000 * large, heads, dim)
-            assert launch.gat_prefers_rows(*sizes, False, False, dtype) == rows
+            assert launch.gat_prefers_rows(*sizes, False, False, dtype, dtype) == rows
             assert launch.attention_prefers_rows(*sizes, False, dtype) == rows
     assert by_rows(large, 16, 8, False) and not by_rows(small, 16, 8, False)
     assert not by_rows(10 * large, 1, 32, True) and not by_rows(large, 2, 64, True)
