@@ -41,7 +41,7 @@ def additive_forward(
 ) -> tuple[Ready, tuple[Tensor, Tensor, Tensor], Tensor]:
     """What additive attention returns, without features of edges, and that plus a contiguous bias."""
     x = given.x
-    key = ("additive", how, heads, x.dtype, x.stride(0))
+    key = ("additive", how, heads, given.own.dtype, given.other.dtype, x.dtype, x.stride(0))
     ready: Ready = windows.memo(key, lambda: _ready_additive(windows, how, heads, given, bias))
     if ready.shape is None:
         out, softmax, tilt = additive.run_forward(ready.graph, how, _additive_by_heads(ready, given))

@@ -266,6 +266,6 @@ def test_ops_and_launchers_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None
                 chosen = gat_listed.lists_edges(graph.walk(), shape, trained)
                 assert chosen == (listed and dtype in HALF and (dim == 8 or trained))
                 how = (0.2, 0.0, True, False, trained)
-                rows = additive.choose(graph.sizes, *how, None, None, x, None)[0]
-                others = dtype is torch.float32 or dim == 8 or trained  # which are rows, where it is not
+                rows = additive.choose(graph.sizes, *how, None, x, x, None)[0]
+                others = dtype is torch.float32 or dim == 8  # which are rows, where it is not
                 assert rows == (not chosen and others)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphfuse import ops, reference
+from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import additive_bwd, gat_bwd_windows, launch
 from graphfuse.kernels.loads import Load
 from graphfuse.testing import check
@@ -82,6 +82,24 @@ def check_moved(
         given,
     )
     return walks
+
+
+@pytest.mark.parametrize("first", [torch.float16, torch.float32], ids=str)
+def test_terms_that_change_their_dtype(first: torch.dtype, device: torch.device) -> None:
+    """What a record of the graph keeps of one call is not taken for another's."""
+    record, _, given = draw("gat", "ragged", device, torch.float16, 4, 16)
+
+    def gradients(dtype: torch.dtype, windows: RowWindows) -> list[torch.Tensor]:
+        terms = {name: given[name].detach().to(dtype).requires_grad_() for name in ("a_src", "a_dst")}
+        x = given["x"].detach().requires_grad_()
+        ops.gat_attention(**terms, x=x, windows=windows).float().square().sum().backward()
+        return [leaf.grad for leaf in (x, *terms.values()) if leaf.grad is not None]
+
+    second = torch.float32 if first is torch.float16 else torch.float16
+    gradients(first, record)
+    again = RowWindows.from_edge_index(record.to_edge_index(), record.shape)
+    for ours, alone in zip(gradients(second, record), gradients(second, again), strict=True):
+        assert torch.equal(ours, alone)
 
 
 def noted(function: Any, walks: list[Any]) -> Any:
