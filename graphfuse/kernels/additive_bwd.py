@@ -86,8 +86,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     config = launch.gat_window(shape.heads, shape.dim, False, True, True, load)
     # sums of factors pay where windows have more than a step or two (results: records.md)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
-    known = given.own.dtype == given.other.dtype and given.own.dtype in (shape.dtype, torch.float32)
-    return config.rows if fits and known else 0
+    return config.rows if fits and given.own.dtype == given.other.dtype == shape.dtype else 0
 
 
 def _delta_plan(
@@ -128,10 +127,8 @@ def _stats(
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    num_rows, heads, _ = saved.softmax.shape
-    # before records of receivers there may be those of all
-    stats = saved.softmax.new_empty(*((num_rows, heads, 2) if listed else (num_rows + 1, heads, 4)))
-    d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else (num_rows, heads)))
+    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if listed else 4)
+    d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     a_src = None if shape.v2 else given.other
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, a_src, saved.softmax, seed)
