@@ -99,15 +99,8 @@ def _delta_plan(
 ) -> Launch:
     (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
     strides = (grad.stride(0), given.x.stride(0) if listed else 0)
-    key = (
-        "additive_delta",
-        shape,
-        strides,
-        saved.out.dtype,
-        given.other.dtype,
-        saved.tilt.numel() == 0,
-        *kind,
-    )
+    dtypes = saved.out.dtype, given.other.dtype
+    key = ("additive_delta", shape, strides, *dtypes, saved.tilt.numel() == 0, *kind)
     plan: Launch | None = w.plans.get(key)
     if plan is None:
         config = launch.whole_rows(shape.dim)

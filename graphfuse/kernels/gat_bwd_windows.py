@@ -209,7 +209,7 @@ def walk_scores(
 # GROUP heads of 16 rows, which are sources; the columns are receivers, of which one row of grad is gathered.
 #   grid      (num_tasks, groups), as the forward kernel
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
-#             [num_cols, HEADS, 4]; the graph as forward
+#             [num_cols, HEADS, 4], of which SPLIT makes records; the graph as forward
 #   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
 @triton.jit(do_not_specialize=["num_rows", "num_loops"])

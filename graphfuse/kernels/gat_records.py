@@ -1,4 +1,4 @@
-"""What GAT's backward by factors knows of a receiver: a record of GROUP heads, read at once."""
+"""What GAT's backward by factors knows of a receiver: a record of GROUP heads, in one access or two."""
 
 import triton
 import triton.language as tl
