@@ -84,9 +84,11 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
         return 0
     load = window_load(w)
     config = launch.gat_window(shape.heads, shape.dim, False, True, True, load)
-    # sums of factors pay where windows have more than a step or two (results: records.md)
+    # sums of factors pay where windows have more than a step or two (results: records.md, which has no heads
+    # of 8 features and fewer)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
-    return config.rows if fits and given.own.dtype == given.other.dtype == shape.dtype else 0
+    known = shape.dim > 8 and given.own.dtype == given.other.dtype == shape.dtype
+    return config.rows if fits and known else 0
 
 
 def _delta_plan(
