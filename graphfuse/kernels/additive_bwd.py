@@ -87,8 +87,8 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     # sums of factors pay where windows have more than a step or two (results: records.md, which has no heads
     # of 8 features and fewer)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
-    known = shape.dim > 8 and given.own.dtype == given.other.dtype == shape.dtype
-    return config.rows if fits and known else 0
+    known = given.own.dtype == given.other.dtype and given.own.dtype in (shape.dtype, torch.float32)
+    return config.rows if fits and known and shape.dim > 8 else 0
 
 
 def _delta_plan(
@@ -122,8 +122,10 @@ def _stats(
     # statistics of the receivers, and of GAT the gradient of a_dst or nothing, [0]
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
-    stats = saved.softmax.new_empty(*saved.softmax.shape[:2], 2 if listed else 4)
-    d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else stats.shape[:2]))
+    num_rows, heads, _ = saved.softmax.shape
+    # before records of receivers there may be those of all
+    stats = saved.softmax.new_empty(*((num_rows, heads, 2) if listed else (num_rows + 1, heads, 4)))
+    d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else (num_rows, heads)))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     a_src = None if shape.v2 else given.other
     outputs = (stats, d_own, saved.out, grad, tilt, a_dst, a_src, saved.softmax, seed)

@@ -60,7 +60,10 @@ def additive_delta_kernel(
         tl.store(at, top, mask=live)
         tl.store(at + HEADS, delta, mask=live)
     elif RECORDS > 0:
-        store_records(stats_ptr, place, live, top, delta, own, centre, RECORDS, SLOPE)
+        store_records(
+            stats_ptr, place, live, top, delta, own, centre, HEADS, RECORDS, SLOPE, grad_ptr.dtype.element_ty,
+            a_src_ptr.dtype.element_ty,
+        )  # fmt: skip
     else:
         store_quads(stats_ptr, place, live, top, norm, delta, own)
     if tilt_ptr is not None:

@@ -62,6 +62,7 @@ def store_gradients(
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
     LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    NUMBER: tl.constexpr = d_a_src_ptr.dtype.element_ty
     # What the sums of a window make, with its loops; of a slice to its slot. All is asked for before anything
     # is stored: a load behind a store would wait for its turn.
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
@@ -85,7 +86,9 @@ def store_gradients(
     if LOOPS:
         for g in tl.static_range(GROUP):
             nth = offs_row * HEADS + (head + g)
-            lse, delta, a_dst = load_known(stats_ptr, nth, with_loop, GROUP, x_ptr.dtype.element_ty, ACC)
+            lse, delta, a_dst = load_known(
+                stats_ptr, nth, with_loop, HEADS, GROUP, x_ptr.dtype.element_ty, NUMBER, ACC
+            )
             numbers += ((lse, delta, a_dst),)
     parts, d_owns = nothing(), nothing()
     for g in tl.static_range(GROUP):
@@ -142,12 +145,13 @@ def split_walk(
     # What `gat_bwd_window_kernel` does, of the heads from `head` on. Returns whether the numbers of
     # sources are near enough to each other; if not, nothing is stored.
     HALF: tl.constexpr = x_ptr.dtype.element_ty
+    NUMBER: tl.constexpr = a_src_ptr.dtype.element_ty
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     tile_rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16)[:, None])
     own, centres, within = nothing(), nothing(), nothing()
     for g in tl.static_range(GROUP):
-        centre = load_centre(stats_ptr, head + g, GROUP, HALF, ACC)
+        centre = load_centre(stats_ptr, head + g)
         its_own = load_numbers(a_src_ptr, tile_rows, head + g, tile_rows < num_rows, HEADS).to(ACC)
         its_own = tl.where(tile_rows < num_rows, its_own, centre)
         # 16 times the same number, as in forward
@@ -175,9 +179,11 @@ def split_walk(
                     grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
                 ),
             )
-        known, firsts, seconds, numbers = records_of_columns(stats_ptr, column, head, HEADS, GROUP, HALF)
+        known, firsts, seconds, numbers = records_of_columns(
+            stats_ptr, column, head, HEADS, GROUP, HALF, NUMBER
+        )
         for g in tl.static_range(GROUP):
-            against = (-tl.expand_dims(own[g], 1)).to(HALF)
+            against = (-tl.expand_dims(own[g], 1)).to(NUMBER)
             bent, rest = split_factors(numbers[g], against, (firsts[g], seconds[g]), edges)
             straight, slow, e_straight, e_slow = sums[g]
             grad = tiles[g // PAIR]

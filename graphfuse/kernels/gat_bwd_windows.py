@@ -38,13 +38,14 @@ from graphfuse.kernels.tiles import (
 @triton.jit
 def loop_slopes(
     x, own, grad_at, stats_ptr, seed_ptr, rows, heads, mask, mask_head, HEADS: tl.constexpr,
-    RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, ACC: tl.constexpr,
+    RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, NUMBER: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     # Of the loops of a window, [16, 1] or [GROUP, 16, 1]: the derivatives in u, and their weights.
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
     place = rows.to(tl.int64) * HEADS + heads
     if RECORDS > 0:
-        lse, delta, a_dst = load_known(stats_ptr, place, mask_head, RECORDS, x.dtype, ACC)
+        lse, delta, a_dst = load_known(stats_ptr, place, mask_head, HEADS, RECORDS, x.dtype, NUMBER, ACC)
     else:
         lse, _, delta, a_dst = load_stats(stats_ptr, place, mask_head)
     u = own + a_dst
@@ -104,6 +105,7 @@ def score_walk(
 ):  # fmt: skip
     # What `gat_bwd_window_kernel` does, of the heads from `head` on, score by score. RECORDS: of so
     # many heads of a receiver there is a record, those that `split_walk` reads; or 0.
+    NUMBER: tl.constexpr = a_src_ptr.dtype.element_ty
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -123,7 +125,7 @@ def score_walk(
         with_loop = first & (rows < num_loops)
         loop_du, loop_p = loop_slopes(
             x, own, grad_ptr + offs_row * GRAD_STRIDE + offs_dim, stats_ptr, seed_ptr, rows, heads,
-            mask & with_loop, mask_head & with_loop, HEADS, RECORDS, SLOPE, DROPOUT, ACC,
+            mask & with_loop, mask_head & with_loop, HEADS, RECORDS, SLOPE, DROPOUT, NUMBER, ACC,
         )  # fmt: skip
         d_own += loop_du * (LOG2_E / APART)
         own_grad = load_own(
@@ -143,7 +145,7 @@ def score_walk(
         if RECORDS > 0:
             place = (column.to(tl.int64) * HEADS + head)[None, :]
             lse, delta, a_dst = load_known(
-                stats_ptr, place, place >= 0, RECORDS, grad_ptr.dtype.element_ty, ACC
+                stats_ptr, place, place >= 0, HEADS, RECORDS, grad.dtype, NUMBER, ACC
             )
         else:
             lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)

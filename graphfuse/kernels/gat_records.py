@@ -10,7 +10,9 @@ from graphfuse.kernels.tiles import nothing, quads_apart
 #   LSE
 #   factors of u > 0, and of others
 #   delta, as two numbers that add up to it
-#   a_dst of all heads, and then the centres from which numbers of sources count
+#   a_dst, in half precision those of all heads and as much again of nothing
+# Before the records of receivers stand centres, from which numbers of sources count, in the first number of
+# each head.
 # Sources whose numbers are farther than this from the centre have weights made one by one: receivers' factors
 # are at most e to the power of it, times two to the power of the other, in half precision.
 NEAR, GREATER = tl.constexpr(6.0), tl.constexpr(6.0)
@@ -19,12 +21,16 @@ _SAMPLES = tl.constexpr(8)
 
 @triton.jit
 def centre_of(a_src_ptr, head, num_cols, HEADS: tl.constexpr, ACC: tl.constexpr):
-    # What numbers of sources are about, for each of `head`: the mean of a few, the same wherever it is made.
+    # What numbers of sources are about, for each of `head`: the mean of a few but the least and the greatest,
+    # the same wherever it is made.
     total = tl.zeros(head.shape, dtype=ACC)
+    least, greatest = total + float("inf"), total - float("inf")
     for nth in tl.static_range(_SAMPLES):
         node = tl.cast(num_cols // _SAMPLES, tl.int64) * nth
-        total += tl.load(a_src_ptr + node * HEADS + head, mask=head < num_cols * HEADS, other=0.0).to(ACC)
-    return (total * (1.0 / _SAMPLES)).to(a_src_ptr.dtype.element_ty)
+        number = tl.load(a_src_ptr + node * HEADS + head, mask=head < num_cols * HEADS, other=0.0).to(ACC)
+        total += number
+        least, greatest = tl.minimum(least, number), tl.maximum(greatest, number)
+    return (total - least - greatest) * (1.0 / (_SAMPLES - 2))
 
 
 @triton.jit
@@ -35,45 +41,53 @@ def _packed(low, high):
 
 
 @triton.jit
-def store_records(ptr, place, live, lse, delta, own, centre, GROUP: tl.constexpr, SLOPE: tl.constexpr):
-    # Of receivers and heads, of which GROUP are a record.
-    HALF: tl.constexpr = centre.dtype
-    u, shift = own + centre.to(own.dtype), lse * LOG2_E - GREATER
+def store_records(
+    stats_ptr, place, live, lse, delta, own, centre, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    SLOPE: tl.constexpr, HALF: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    # Of receivers and heads, of which GROUP are a record; numbers of nodes are of the type NUMBER.
+    u, shift = own + centre, lse * LOG2_E - GREATER
     factors = _packed(tl.exp2(u * LOG2_E - shift).to(HALF), tl.exp2(u * (LOG2_E * SLOPE) - shift).to(HALF))
     high = delta.to(HALF)
     pieces = _packed(high, (delta - high.to(delta.dtype)).to(HALF))
-    at, nth = ptr + place // GROUP * (4 * GROUP), place % GROUP
-    words, halves = at.to(tl.pointer_type(tl.uint32)), at.to(tl.pointer_type(HALF))
+    tl.store(stats_ptr + place * 4, centre, mask=live & (place < HEADS))
+    at, nth = stats_ptr + (4 * HEADS + place // GROUP * (4 * GROUP)), place % GROUP
+    words = at.to(tl.pointer_type(tl.uint32))
     tl.store(at + nth, lse, mask=live)
     tl.store(words + (GROUP + nth), factors, mask=live)
     tl.store(words + (2 * GROUP + nth), pieces, mask=live)
-    tl.store(halves + (6 * GROUP + nth), own.to(HALF), mask=live)
-    tl.store(halves + (7 * GROUP + nth), centre, mask=live)
+    tl.store((at + 3 * GROUP).to(tl.pointer_type(NUMBER)) + nth, own.to(NUMBER), mask=live)
 
 
 @triton.jit
-def load_known(stats_ptr, place, mask, GROUP: tl.constexpr, HALF: tl.constexpr, ACC: tl.constexpr):
+def load_known(
+    stats_ptr, place, mask, HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+    NUMBER: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     # (LSE, delta, a_dst) of receivers and heads
-    at, nth = stats_ptr + place // GROUP * (4 * GROUP), place % GROUP
-    halves = at.to(tl.pointer_type(HALF))
+    at, nth = stats_ptr + (4 * HEADS + place // GROUP * (4 * GROUP)), place % GROUP
+    halves, numbers = at.to(tl.pointer_type(HALF)), (at + 3 * GROUP).to(tl.pointer_type(NUMBER))
     lse = tl.load(at + nth, mask=mask, other=0.0)
     high = tl.load(halves + (4 * GROUP + nth * 2), mask=mask, other=0.0).to(ACC)
     delta = high + tl.load(halves + (4 * GROUP + 1 + nth * 2), mask=mask, other=0.0).to(ACC)
-    return lse, delta, tl.load(halves + (6 * GROUP + nth), mask=mask, other=0.0).to(ACC)
+    return lse, delta, tl.load(numbers + nth, mask=mask, other=0.0).to(ACC)
 
 
 @triton.jit
-def load_centre(stats_ptr, head, GROUP: tl.constexpr, HALF: tl.constexpr, ACC: tl.constexpr):
-    # of one head, which every record has
-    record = (stats_ptr + head // GROUP * (4 * GROUP)).to(tl.pointer_type(HALF))
-    return tl.load(record + (7 * GROUP + head % GROUP)).to(ACC)
+def load_centre(stats_ptr, head):
+    # of one head
+    return tl.load(stats_ptr + head * 4)
 
 
 @triton.jit
-def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr):
+def records_of_columns(
+    stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+    NUMBER: tl.constexpr,
+):  # fmt: skip
     # Of receivers and the GROUP heads from `head` on: (pieces, factors of u > 0, those of others, a_dst), of
     # all heads together what `of_pieces` knows, [COLUMNS, ..], and of each head the others, [1, COLUMNS].
-    at = (stats_ptr + ((column.to(tl.int64) * HEADS + head) * 4)[:, None]).to(tl.pointer_type(HALF))
+    place = column.to(tl.int64) * HEADS + (HEADS + head)
+    at = (stats_ptr + (place * 4)[:, None]).to(tl.pointer_type(HALF))
     COLUMNS: tl.constexpr = column.shape[0]
     if GROUP == 4:
         # L1 is asked twice for a record of 64 bytes, or its factors would all lie in the same few banks.
@@ -85,7 +99,11 @@ def records_of_columns(stats_ptr, column, head, HEADS: tl.constexpr, GROUP: tl.c
         kinds = tl.permute(pieces.reshape(COLUMNS, 4, 2 * GROUP), (0, 2, 1))
         _top, factors, _pieces, rest = quads_apart(kinds)
     first, second = tl.split(factors.reshape(COLUMNS, GROUP, 2))
-    numbers, _centre = tl.split(tl.permute(rest.reshape(COLUMNS, 2, GROUP), (0, 2, 1)))
+    if NUMBER == HALF:
+        numbers, _nothing = tl.split(tl.permute(rest.reshape(COLUMNS, 2, GROUP), (0, 2, 1)))
+    else:
+        low, high = tl.split(rest.reshape(COLUMNS, GROUP, 2))
+        numbers = _packed(low, high).to(NUMBER, bitcast=True)
     return pieces, _of_heads(first), _of_heads(second), _of_heads(numbers)
 
 

@@ -74,6 +74,13 @@ def split_factors(a, against, factors, edges):
             "=r,=r,r,r,r,r,r", [a, against, first, second, edges], dtype=(first.dtype, first.dtype),
             is_pure=True, pack=2,
         )  # fmt: skip
+    elif a.dtype == tl.float32 and first.dtype != tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .b32 m, n; set.gt.u32.f32 m, $2, $4; set.gt.u32.f32 n, $3, $5; "
+            "prmt.b32 m, m, n, 0x5410; lop3.b32 $0, $6, m, $8, 0x80; lop3.b32 $1, $7, m, $8, 0x20; }",
+            "=r,=r,r,r,r,r,r,r,r", [a, against, first, second, edges], dtype=(first.dtype, first.dtype),
+            is_pure=True, pack=2,
+        )  # fmt: skip
     else:
         bent, there = a > against, edges != 0
         first, second = tl.where(there & bent, first, 0.0), tl.where(there & (bent == 0), second, 0.0)

@@ -51,7 +51,7 @@ SPILLED_MORE = {
         "attention_window_kernel[fp16-3-100-0-0.6-False-False]-1-32": 144,
         "gat_bwd_window_kernel[fp16-1-128-0.0-False-None]-factors-32-5": 240,
         "gat_bwd_window_kernel[fp16-3-100-0.0-False-None]-32-3": 128,
-        "gat_bwd_window_kernel[fp16-3-100-0.0-False-None]-factors-32-3": 336,
+        "gat_bwd_window_kernel[fp16-3-100-0.0-False-None]-factors-32-3": 344,
         "gat_window_kernel[fp16-1-128-0.0-False-None]-untilted-16-2": 104,
         "gat_window_kernel[fp16-1-128-0.0-False-None]-untilted-32-5": 72,
         "gat_window_kernel[fp16-1-128-0.6-False-None]-32-3": 88,

@@ -158,13 +158,14 @@ def short_hub(device: torch.device) -> tuple[Tensor, tuple[int, int]]:
 
 
 def check_mixed(
-    kind: str, graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, edges: bool
-) -> None:
+    kind: str, graph: str, device: torch.device, dtype: torch.dtype, heads: int, dim: int, edges: bool,
+    dropout: float = 0.3,
+) -> None:  # fmt: skip
     """Terms of float32 beside rows of ``dtype``: errors are those of half precision."""
     windows, edge_index, given = draw(kind, graph, device, dtype, heads, dim, edges, loops=True)
     rows = ("x", "x_src", "x_dst", "edge", "loop_edge") if kind == "gatv2" else ("x",)
     terms = [name for name in given if name not in rows]
-    options = {"dropout": 0.3, "seed": torch.tensor([5], device=device), "self_loops": True}
+    options = {"dropout": dropout, "seed": torch.tensor([5], device=device), "self_loops": True}
 
     def mixed(**given: Tensor) -> Tensor:
         return OPS[kind][0](**given, windows=windows, **options)

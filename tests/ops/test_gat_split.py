@@ -11,7 +11,12 @@ from graphfuse import RowWindows, ops, reference
 from graphfuse.kernels import additive_bwd, gat_bwd_windows, launch
 from graphfuse.kernels.loads import Load
 from graphfuse.testing import check
-from tests.ops.test_additive_attention import check_a_node_without_edges, check_additive, draw
+from tests.ops.test_additive_attention import (
+    check_a_node_without_edges,
+    check_additive,
+    check_mixed,
+    draw,
+)
 
 HALF = [torch.float16, torch.bfloat16]
 # records of four heads, of two and of one
@@ -35,6 +40,31 @@ def test_shapes(
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     slope = {9: 0.0, 13: 1.0, 20: 0.0, 64: 1.0}.get(dim, 0.2)
     check_additive("gat", graph, device, dtype, heads, dim, self_loops=loops, negative_slope=slope)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 32), (1, 33)])
+def test_terms_of_float32(
+    heads: int, dim: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows of half precision, as autocast has them."""
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    check_mixed("gat", "hub", device, dtype, heads, dim, edges=False, dropout=0.0)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (2, 32), (1, 64)])
+def test_terms_of_float32_are_not_rounded(heads: int, dim: int, device: torch.device) -> None:
+    """Scores above 0 by less than half precision knows have the slope of others above 0."""
+    record, edge_index, given = draw("gat", "ragged", device, torch.float16, heads, dim)
+    given["a_src"] = torch.full_like(given["a_src"], -1.0, dtype=torch.float32)
+    given["a_dst"] = torch.full_like(given["a_dst"], 1.0 + 1e-6, dtype=torch.float32)
+    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    given = {name: x.detach().requires_grad_() for name, x in given.items()}
+    ops.gat_attention(**given, windows=record).square().sum().backward()
+    reference.gat_attention(edge_index, **exact).square().sum().backward()
+    ours, theirs = given["a_src"].grad, exact["a_src"].grad
+    assert ours is not None and theirs is not None
+    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("name", ["x_src", "x_dst"])
