@@ -71,16 +71,25 @@ _DEFINITIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _problem(
-    graph: str, kind: str, shape: tuple[int, int], dtype: torch.dtype, mode: str, dropout: float = 0.0
+    graph: str,
+    kind: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    mode: str,
+    dropout: float = 0.0,
+    terms: torch.dtype | None = None,
 ) -> Problem:
+    """``terms``: the dtype of GAT's numbers of nodes, where it is not ``dtype``, of which the floor's are."""
     loaded = graphs.load(graph, device())
     operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
+    operands |= {name: operands[name].to(terms or dtype) for name in ("a_src", "a_dst") if kind == "gat"}
     backward = mode == "fwd+bwd"
     seed = torch.tensor([1 << 40 | 5], device=device()) if dropout > 0 else None
     inputs = Inputs(loaded, kind, operands, grad if backward else None, dropout, seed)
-    rows = _rows(kind, loaded.windows, shape, backward, dropout > 0, dtype)
+    rows = _rows(kind, loaded.windows, shape, backward, dropout > 0, terms or dtype, dtype)
     facts = loaded.facts(dtype)
     facts["extra"] |= {"kind": kind} | ({"dropout": dropout, "self_loops": True} if dropout > 0 else {})
+    facts["extra"] |= {} if terms is None else {"terms": str(terms).removeprefix("torch.")}
     floor_ms = None
     if device().type == "cuda":
         numbers = shape[0] * dtype.itemsize
@@ -119,13 +128,19 @@ def _draw(
 
 
 def _rows(
-    kind: str, windows: RowWindows, shape: tuple[int, int], trained: bool, dropout: bool, dtype: torch.dtype
+    kind: str,
+    windows: RowWindows,
+    shape: tuple[int, int],
+    trained: bool,
+    dropout: bool,
+    terms: torch.dtype,
+    dtype: torch.dtype,
 ) -> bool:
     """Whether rows are walked, not windows."""
     if kind == "gat":
         which = (*windows.sizes, *shape, trained, dropout)
         listed = walk_rules.gat_lists_edges(*which, dtype)
-        return not listed and launch.gat_prefers_rows(*which, dtype, dtype)
+        return not listed and launch.gat_prefers_rows(*which, terms, dtype)
     return kind == "gatv2" or launch.attention_prefers_rows(*windows.sizes, *shape, False, dtype)
 
 
@@ -244,6 +259,14 @@ Bench(
             "dtype": (torch.float32,),
             "mode": _MODES,
             "dropout": (0.6,),
+        },
+        {
+            "graph": ("blogcatalog3", "github", "ego-twitter", "reddit"),
+            "kind": ("gat",),
+            "shape": ((1, 64), (1, 128), (4, 32), (8, 16)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+            "terms": (torch.float32,),
         },
     ],
     problem=_problem,

@@ -82,6 +82,7 @@ def describe(record: Record) -> tuple[str, str, str, str, str]:
     mode += [f"{extra['ids']} ids"] if "ids" in extra else []
     mode += ["grad"] if extra.get("grad") else []
     mode += [f"dropout {extra['dropout']:g}"] if extra.get("dropout") else []
+    mode += [f"terms {extra['terms']}"] if "terms" in extra else []
     op = f"{record.op} {extra['kind']}" if "kind" in extra else record.op
     return op, record.graph or "-", _width(record), record.dtype or "-", ", ".join(mode)
 

@@ -177,6 +177,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("attention", {"shape": (2, 16), "dropout": 0.3}),
         ("additive", {"kind": "gat", "shape": (2, 8)}),
         ("additive", {"kind": "gat", "shape": (2, 8), "dropout": 0.6, "mode": "fwd+bwd"}),
+        ("additive", {"kind": "gat", "shape": (2, 8), "terms": torch.float32, "mode": "fwd+bwd"}),
         ("additive", {"kind": "gatv2", "shape": (2, 8), "mode": "fwd+bwd"}),
         ("additive", {"kind": "agnn", "shape": (1, 8)}),
         ("spmm", {"head_dim": 16, "mode": "fwd+bwd"}),
