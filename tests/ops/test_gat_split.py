@@ -97,9 +97,10 @@ def check_moved(
     dtype: torch.dtype, heads: int, dim: int, device: torch.device, monkeypatch: pytest.MonkeyPatch,
     one: float = 0.0, all_of_them: float = 0.0,
 ) -> list[Any]:  # fmt: skip
-    """Compares gradients with the definition's, and returns what was walked score by score."""
+    """Compares gradients with the definition's; returns what the interpreter walked score by score."""
     walks: list[Any] = []
-    monkeypatch.setattr(gat_bwd_windows, "walk_scores", noted(gat_bwd_windows.walk_scores, walks))
+    if device.type == "cpu":  # Triton compiles no function but its own
+        monkeypatch.setattr(gat_bwd_windows, "walk_scores", noted(gat_bwd_windows.walk_scores, walks))
     record, edge_index, given = draw("gat", "ragged", device, dtype, heads, dim)
     with torch.no_grad():
         given["a_src"].mul_(0.1).add_(all_of_them)
