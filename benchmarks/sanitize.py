@@ -27,7 +27,7 @@ from benchmarks.soak import append
 from benchmarks.soak_cases import make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import build, walk
-from graphfuse.kernels import copies, float32_rows, launch, walk_rules
+from graphfuse.kernels import additive, additive_bwd, copies, float32_rows, launch, walk_rules
 from graphfuse.nn import GraphTransformerLayer, TransformerConv, _projection
 from graphfuse.ops import columns
 from graphfuse.ops.logits import logits
@@ -230,6 +230,26 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
             terms.requires_grad_()
             result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=dim == 8)
             torch.autograd.grad(result, terms, torch.ones_like(result))
+    launch_records(on)
+
+
+def launch_records(on: torch.device) -> None:
+    """GAT's backward by records of four heads, of two and of one, which large graphs have."""
+    edges = torch.randint(200, (2, 2000), generator=torch.Generator().manual_seed(0))
+    edges[1, :900] = 0
+    with (
+        mock.patch.object(build, "_MIN_SLICE", 32),
+        mock.patch.object(additive, "window_load", lambda walk: launch.Load.NORMAL),
+        mock.patch.object(additive_bwd, "window_load", lambda walk: launch.Load.NORMAL),
+        mock.patch.object(launch, "gat_prefers_rows", lambda *sizes: False),
+    ):
+        windows = RowWindows.from_edge_index(edges.to(on), (200, 200))
+        for heads, dim in ((4, 16), (4, 32), (1, 64)):
+            for dtype in (torch.float16, torch.float32):
+                terms = torch.randn(200, heads, device=on, dtype=dtype, requires_grad=True)
+                x = torch.randn(200, heads, dim, device=on).half().requires_grad_()
+                result = ops.gat_attention(terms, terms, x, windows, self_loops=True)
+                torch.autograd.grad(result, (terms, x), torch.ones_like(result))
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:
