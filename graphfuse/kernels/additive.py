@@ -193,7 +193,7 @@ def additive_fwd(
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     out = other.new_empty(w.num_rows, *x.shape[1:])
     softmax = x.new_empty(w.num_rows, shape.heads, 2, dtype=acc) if keep_softmax else None
-    tilt = other.new_empty(*(out.shape if tilted else (0,)))
+    tilt = x.new_empty(*(out.shape if tilted else (0,)))
     with_bias = None if bias is None else other.new_empty(*out.shape)
     if out.numel() == 0:
         return out, softmax, tilt, with_bias

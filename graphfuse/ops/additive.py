@@ -315,7 +315,7 @@ def _fake(graph: Packed, *arguments: Any) -> Results:
     given = Operands(*operands)
     shape = (graph.num_rows, given.x.size(1), given.x.size(2))
     softmax = given.x.new_empty((*shape[:2], 2), dtype=torch.float32)
-    return given.other.new_empty(shape), softmax, given.other.new_empty(shape if how.tilted else 0)
+    return given.other.new_empty(shape), softmax, given.x.new_empty(shape if how.tilted else 0)
 
 
 def _fake_backward(graph: Packed, *arguments: Any) -> Gradients:
