@@ -82,10 +82,11 @@ def _problem(
     """``terms``: the dtype of GAT's numbers of nodes, where it is not ``dtype``, of which the floor's are."""
     loaded = graphs.load(graph, device())
     operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
-    operands |= {name: operands[name].to(terms or dtype) for name in ("a_src", "a_dst") if kind == "gat"}
+    results = terms or dtype  # as PyG has them, and so their gradients
+    operands |= {name: operands[name].to(results) for name in ("a_src", "a_dst") if kind == "gat"}
     backward = mode == "fwd+bwd"
     seed = torch.tensor([1 << 40 | 5], device=device()) if dropout > 0 else None
-    inputs = Inputs(loaded, kind, operands, grad if backward else None, dropout, seed)
+    inputs = Inputs(loaded, kind, operands, grad.to(results) if backward else None, dropout, seed)
     rows = _rows(kind, loaded.windows, shape, backward, dropout > 0, terms or dtype, dtype)
     facts = loaded.facts(dtype)
     facts["extra"] |= {"kind": kind} | ({"dropout": dropout, "self_loops": True} if dropout > 0 else {})
