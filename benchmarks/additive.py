@@ -248,7 +248,7 @@ Bench(
         {
             "graph": ("github", "ego-twitter", "dblp-2010", "reddit"),
             "kind": ("gat",),
-            "shape": ((4, 32), (8, 8)),
+            "shape": (*_SHAPES, (8, 16)),
             "dtype": (torch.float16,),
             "mode": _MODES,
             "dropout": (0.6,),

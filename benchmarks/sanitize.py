@@ -248,8 +248,9 @@ def launch_records(on: torch.device) -> None:
             for dtype in (torch.float16, torch.float32):
                 terms = torch.randn(200, heads, device=on, dtype=dtype, requires_grad=True)
                 x = torch.randn(200, heads, dim, device=on).half().requires_grad_()
-                result = ops.gat_attention(terms, terms, x, windows, self_loops=True)
-                torch.autograd.grad(result, (terms, x), torch.ones_like(result))
+                for dropout in (0.0, 0.5):
+                    result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
+                    torch.autograd.grad(result, (terms, x), torch.ones_like(result))
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:

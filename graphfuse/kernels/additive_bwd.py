@@ -73,14 +73,16 @@ def _both_at_once(structures: tuple[Structure, Structure], given: Operands, shap
     return shape.v2 and plain and both_at_once(structures, shape.dtype)
 
 
-def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) -> bool:
+def _keyed(structures: tuple[Structure, Structure], given: Operands, shape: Shape, listed: bool) -> bool:
     # whether backward's kernel takes from a receiver its key of dropout
-    return shape.dropout > 0 and structures[1].walk.row_mask is not None and not listed
+    w = structures[1].walk
+    return shape.dropout > 0 and w.row_mask is not None and not (listed or _by_factors(w, given, shape))
 
 
 def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     # the heads of a program if GAT's backward walks windows with weights by factors, else 0
-    if shape.v2 or w.row_mask is None or shape.dropout > 0 or not 0 <= shape.slope <= 1:
+    rounded = shape.dropout > 0 and not shape.self_loops  # delta of rows of one edge, whose terms cancel
+    if shape.v2 or w.row_mask is None or rounded or not 0 <= shape.slope <= 1:
         return 0
     load = window_load(w)
     config = launch.gat_window(shape.heads, shape.dim, False, True, True, load)
@@ -99,7 +101,7 @@ def _delta_plan(
     shape: Shape,
     listed: bool,
 ) -> Launch:
-    (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
+    (w, copies, _), kind = structures[0], (_keyed(structures, given, shape, listed), listed)
     strides = (grad.stride(0), given.x.stride(0) if listed else 0)
     dtypes = saved.out.dtype, given.other.dtype
     key = ("additive_delta", shape, strides, *dtypes, saved.tilt.numel() == 0, *kind)
@@ -177,7 +179,8 @@ def additive_bwd(
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
-    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape, listed), listed)
+    keyed = _keyed(structures, given, shape, listed)
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, keyed, listed)
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
@@ -246,7 +249,7 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
         split = _by_factors(w, given, shape) > 0
-        config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
+        config = launch.gat_window(heads, dim, dropout > 0 and not split, True, split, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
         rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)

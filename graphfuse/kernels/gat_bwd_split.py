@@ -1,4 +1,4 @@
-r"""GAT's backward by windows without dropout, weights by factors.
+r"""GAT's backward by windows, weights by factors.
 
 Rows are sources, columns receivers. With :math:`u_{ij} = a_j + d_i` and a LeakyReLU of slope :math:`\sigma`
 in [0, 1] a weight is a product of what each end brings, :math:`p_{ij} = A_j D_i` where :math:`u > 0` and
@@ -22,7 +22,8 @@ the gradients are
     dx_j = A_j G_j + A'_j G'_j, \qquad
     da_j = A_j (x_j^\top G_j - E_j) + \sigma A'_j (x_j^\top G'_j - E'_j).
 
-No weight needs an exponential or a product, and no product of two rows is made for an edge. A factor of a
+With dropout :math:`G` and :math:`G'` are of the edges that it keeps, and scaled. No weight needs an
+exponential or a product, and no product of two rows is made for an edge. A factor of a
 receiver is rounded once, alike in both sums, whose difference is of the same weights therefore. Factors and
 delta come with the records of `gat_records.py`.
 """
@@ -36,10 +37,13 @@ from graphfuse.kernels.attention_tiles import (
     agreed,
     either,
     gather,
+    in_place,
     load_numbers,
     side_by_side,
+    slope,
     window_step,
 )
+from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_records import (
     GREATER,
     NEAR,
@@ -51,16 +55,16 @@ from graphfuse.kernels.gat_records import (
 )
 from graphfuse.kernels.gat_results import each_its_own
 from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
-from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at
+from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at, rows_of_product
 
 
 @triton.jit
 def store_gradients(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window, begin, slot,
-    num_rows, num_loops, head, own, centres, sums, seen,
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, window,
+    begin, slot, num_rows, num_loops, head, own, centres, sums, seen,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     NUMBER: tl.constexpr = d_a_src_ptr.dtype.element_ty
     # What the sums of a window make, with its loops; of a slice to its slot. All is asked for before anything
@@ -91,12 +95,13 @@ def store_gradients(
             )
             numbers += ((lse, delta, a_dst),)
     parts, d_owns = nothing(), nothing()
+    SCALE: tl.constexpr = 1.0 / (1.0 - DROPOUT)
     for g in tl.static_range(GROUP):
         x, mine = tiles[g // PAIR], (tl.arange(0, WIDTH) // BLOCK_DIM == g % PAIR)[None, :]
         distance = own[g] - centres[g]
         first = tl.exp2(distance * LOG2_E - GREATER)
         second = tl.exp2(distance * (LOG2_E * SLOPE) - GREATER)
-        straight, slow = sums[g][0] * first[:, None], sums[g][1] * second[:, None]
+        straight, slow = sums[g][0] * (first * SCALE)[:, None], sums[g][1] * (second * SCALE)[:, None]
         part, bent = straight + slow, straight + SLOPE * slow
         pieces = sums[g][2] * first[:, None] + sums[g][3] * (SLOPE * second)[:, None]
         of_delta = of_pieces(pieces, g, GROUP)
@@ -104,10 +109,13 @@ def store_gradients(
             lse, delta, a_dst = numbers[g]
             u = own[g] + a_dst
             p = tl.where(with_loop, tl.exp2(exponent(u, SLOPE) - lse * LOG2_E), 0.0)
-            part += p[:, None] * grads[g // PAIR]
-            p *= leaky_slope(u, SLOPE)
-            bent += p[:, None] * grads[g // PAIR]
-            of_delta += p * delta
+            factor = 1.0
+            if DROPOUT > 0:
+                own_key = key_of(seed_ptr, rows, 0, True)
+                factor = kept(own_key, key_of(seed_ptr, rows, head + g, False), DROPOUT, SCALE)
+            dp = tl.sum(tl.where(mine, x * grads[g // PAIR], 0.0), 1) * factor
+            part += (p * factor)[:, None] * grads[g // PAIR]
+            of_delta -= slope(p, dp, delta, False) * leaky_slope(u, SLOPE)
         d_own = tl.sum(tl.where(mine, x * bent, 0.0), 1) - of_delta
         parts += (part,)
         # an Inf in the x of a source without edges, times a sum of 0, would be no number
@@ -136,11 +144,11 @@ def store_gradients(
 
 @triton.jit
 def split_walk(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, a_src_ptr,
-    x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head,
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # What `gat_bwd_window_kernel` does, of the heads from `head` on. Returns whether the numbers of
     # sources are near enough to each other; if not, nothing is stored.
@@ -159,6 +167,9 @@ def split_walk(
         own += (its_own,)
         centres += (centre,)
         within += (tl.abs(its_own - centre) <= NEAR,)  # no NaN is
+    if DROPOUT > 0:
+        places = rows_at(row_index_ptr, window * 16 + rows_of_product(ACC)[:, None])
+        own_key = key_of(seed_ptr, places, 0, True)
     sums = nothing()
     for _g in tl.static_range(GROUP):
         number = no_pieces(GROUP, ACC)
@@ -167,8 +178,8 @@ def split_walk(
     for start in tl.range(begin, end, COLUMNS, num_stages=STAGES):
         next_bits = load_bits(row_mask_ptr, start + COLUMNS, end, COLUMNS)
         seen |= bits.to(tl.int32)
-        column, _copy, outside = window_step(
-            column_ptr, None, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
+        column, copy, outside = window_step(
+            column_ptr, copy_ptr, row_index_ptr, window, start, end, bits, LOOPS, 1, COLUMNS, ACC
         )
         edges = tl.where(outside == 0, -1, 0).to(tl.int16)
         tiles, new_sums = nothing(), nothing()
@@ -188,6 +199,10 @@ def split_walk(
             straight, slow, e_straight, e_slow = sums[g]
             grad = tiles[g // PAIR]
             e_straight, e_slow = dot(bent, known, e_straight, ACC), dot(rest, known, e_slow, ACC)
+            if DROPOUT > 0:
+                other_key = of_copy(key_of(seed_ptr, column[None, :], head + g, False), copy[None, :])
+                drawn = kept(own_key, in_place(other_key), DROPOUT, 1.0).to(HALF)
+                bent, rest = bent * drawn, rest * drawn
             new_sums += ((dot(bent, grad, straight, ACC), dot(rest, grad, slow, ACC), e_straight, e_slow),)
         bits, sums = next_bits, new_sums
     near = within[0]
@@ -196,8 +211,8 @@ def split_walk(
     near = agreed(tl.min(near.to(tl.int32), 0) > 0)
     if near:
         store_gradients(
-            dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, window,
-            begin, slot, num_rows, num_loops, head, own, centres, sums, seen, X_STRIDE, GRAD_STRIDE,
-            HEADS, DIM, GROUP, PAIR, BLOCK_DIM, SLOPE, LOOPS, ACC,
+            dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, row_index_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr,
+            window, begin, slot, num_rows, num_loops, head, own, centres, sums, seen, X_STRIDE, GRAD_STRIDE,
+            HEADS, DIM, GROUP, PAIR, BLOCK_DIM, SLOPE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
     return near

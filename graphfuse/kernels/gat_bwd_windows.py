@@ -147,6 +147,7 @@ def score_walk(
             lse, delta, a_dst = load_known(
                 stats_ptr, place, place >= 0, HEADS, RECORDS, grad.dtype, NUMBER, ACC
             )
+            key = key_of(seed_ptr, column[None, :], head, False) if DROPOUT > 0 else None
         else:
             lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
         u = own + a_dst
@@ -158,7 +159,7 @@ def score_walk(
             ds = p * dot(x, columns_last(grad, GROUP), tl.broadcast_to(-delta, outside.shape), ACC)
         else:
             dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
-            other_key = key.to(tl.uint32, bitcast=True)
+            other_key = key if RECORDS > 0 else key.to(tl.uint32, bitcast=True)
             if copy_ptr is not None:
                 other_key = of_copy(other_key, of_columns(copy, GROUP))
             factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
@@ -195,16 +196,16 @@ def score_walk(
 
 @triton.jit(noinline=True)
 def walk_scores(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, a_src_ptr,
-    x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, RECORDS: tl.constexpr,
-    SLOPE: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE: tl.constexpr,
+    GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One head, for windows that `split_walk` leaves: a narrow function of its own, as forward has one.
     score_walk(
-        dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, None,
-        a_src_ptr, x_ptr, grad_ptr, stats_ptr, None, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
-        DIM, 1, BLOCK_DIM, 16, 1, 1, RECORDS, SLOPE, 0.0, LOOPS, ACC,
+        dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+        copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
+        GRAD_STRIDE, HEADS, DIM, 1, BLOCK_DIM, 16, 1, 1, RECORDS, SLOPE, DROPOUT, LOOPS, ACC,
     )  # fmt: skip
 
 
@@ -228,16 +229,17 @@ def gat_bwd_window_kernel(
     if SPLIT:
         done = split_walk(
             dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-            a_src_ptr, x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head, X_STRIDE, GRAD_STRIDE, HEADS,
-            DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, LOOPS, ACC,
+            copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
+            GRAD_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if not done:
             for g in tl.static_range(GROUP):
                 if HEADS % GROUP == 0 or head + g < HEADS:
                     walk_scores(
                         dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
-                        row_mask_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, num_rows, num_loops, head + g,
-                        X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, GROUP, SLOPE, LOOPS, ACC,
+                        row_mask_ptr, copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows,
+                        num_loops, head + g, X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, GROUP, SLOPE,
+                        DROPOUT, LOOPS, ACC,
                     )  # fmt: skip
     else:
         score_walk(

@@ -37,10 +37,10 @@ def attend(
     # Goes on with the softmax and the sums of each head, (top, total, high, acc, tilt), over the entries
     # [begin, end) of a window. FIXED: `top`, the score that a source with the number in `means` would make,
     # stays what is subtracted from scores. Whether that was good enough is for `held` to say, from `total`
-    # and from `seen`, the rows of all entries. FIXED and TILTED, without dropout: sums are of sources'
-    # factors alone, those of u > 0 (high, tilt) and others (total, acc) apart, as `from_guess` began them;
-    # a receiver's factors scale them in the end.
-    SPLIT: tl.constexpr = FIXED and TILTED and DROPOUT == 0
+    # and from `seen`, the rows of all entries. FIXED and TILTED: sums are of sources' factors alone, those of
+    # u > 0 (high, tilt) and others (total, acc) apart, as `from_guess` began them; a receiver's factors scale
+    # them in the end.
+    SPLIT: tl.constexpr = FIXED and TILTED
     seen = tl.zeros((COLUMNS,), dtype=tl.int32)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     GROWS: tl.constexpr = SLOPE >= 0 and SLOPE <= 1
@@ -93,6 +93,9 @@ def attend(
                 bent, rest = split_factors(other[g], (-own[g]).to(other[g].dtype), factors, edges)
                 total, high = dot(rest, ones, total, ACC), dot(bent, ones, high, ACC)
                 x = tiles[g // PAIR]
+                if DROPOUT > 0:
+                    drawn = kept(own_key[g], in_place(other_key), DROPOUT, 1.0).to(HALF)
+                    rest, bent = rest * drawn, bent * drawn
                 new_states += ((top, total, high, dot(rest, x, acc, ACC), dot(bent, x, tilt, ACC)),)
         for nth in tl.static_range(0, 0 if SPLIT else GROUP, BATCH):
             weights, scaled = nothing(), nothing()

@@ -175,7 +175,7 @@ def walk(
             means += (tl.sum(others[g].to(ACC)) / COLUMNS,)
             its_own = own[g].reshape(16) + means[g]
             guess = exponent(its_own, SLOPE)
-            guessed += (from_guess(states[g], guess, its_own, SLOPE, TILTED and DROPOUT == 0),)
+            guessed += (from_guess(states[g], guess, its_own, SLOPE, TILTED),)
         states = guessed
     states, seen = attend(
         column_ptr, row_mask_ptr, copy_ptr, row_index_ptr, a_src_ptr, x_ptr, seed_ptr, window, begin, end,

@@ -264,8 +264,10 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 (gat_bwd_windows.gat_bwd_window_kernel, True, True, factors),
             )
             for load in launch.Load
-            for config in (launch.gat_window(heads, dim, rate > 0, backward, tilted, load),)
-            if more is not factors or (rate == 0 == heads % config.rows and load is not launch.Load.TINY)
+            for config in (
+                launch.gat_window(heads, dim, rate > 0 and more is not factors, backward, tilted, load),
+            )
+            if more is not factors or (heads % config.rows == 0 and load is not launch.Load.TINY)
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
         for load in RowLoad:

@@ -29,17 +29,31 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(additive_bwd, "window_load", lambda walk: Load.NORMAL)  # of graphs that are large
 
 
-@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize(("loops", "dropout"), [(False, 0.0), (True, 0.0), (True, 0.4)])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("heads", "dim"), SHAPES)
 @pytest.mark.parametrize("graph", ["hub", "ragged"])
 def test_shapes(
-    graph: str, heads: int, dim: int, dtype: torch.dtype, loops: bool, device: torch.device,
+    graph: str, heads: int, dim: int, dtype: torch.dtype, loops: bool, dropout: float, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     slope = {9: 0.0, 13: 1.0, 20: 0.0, 64: 1.0}.get(dim, 0.2)
-    check_additive("gat", graph, device, dtype, heads, dim, self_loops=loops, negative_slope=slope)
+    options = {"self_loops": loops, "negative_slope": slope, "dropout": dropout}
+    check_additive("gat", graph, device, dtype, heads, dim, **options, seed=seed_of(dropout, device))
+
+
+def seed_of(dropout: float, device: torch.device) -> torch.Tensor | None:
+    return torch.tensor([7], device=device) if dropout > 0 else None
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (2, 32), (1, 64)])
+@pytest.mark.parametrize("graph", ["isolated", "repeated", "bipartite"])
+def test_dropout(graph: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Of copies of an edge each is drawn; rows of one edge, a loop, have terms that cancel."""
+    options = {"self_loops": True, "dropout": 0.5, "seed": seed_of(0.5, device)}
+    check_additive("gat", graph, device, dtype, heads, dim, **options)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -72,30 +86,31 @@ def test_a_node_without_edges_adds_nothing(name: str, device: torch.device) -> N
     check_a_node_without_edges("gat", name, 4, device, 16)
 
 
-@pytest.mark.parametrize("far", [5.0, 8.0, 60.0])
+@pytest.mark.parametrize(("far", "dropout"), [(5.0, 0.0), (8.0, 0.0), (60.0, 0.0), (60.0, 0.4)])
 @pytest.mark.parametrize(("heads", "dim"), [(4, 16), (4, 32), (1, 64)])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_sources_far_from_each_other(
-    dtype: torch.dtype, heads: int, dim: int, far: float, device: torch.device,
+    dtype: torch.dtype, heads: int, dim: int, far: float, dropout: float, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """One of a window's: the others' weights are as exact as they were, by either walk."""
-    walks = check_moved(dtype, heads, dim, device, monkeypatch, one=far)
+    walks = check_moved(dtype, heads, dim, device, monkeypatch, one=far, dropout=dropout)
     if device.type == "cpu":
         assert bool(walks) == (far > 6)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_sources_far_from_zero(
-    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, dropout: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them, and receivers the other way: what counts is how far they are from each other."""
-    assert not check_moved(dtype, 4, 16, device, monkeypatch, all_of_them=20.0)
+    assert not check_moved(dtype, 4, 16, device, monkeypatch, all_of_them=20.0, dropout=dropout)
 
 
 def check_moved(
     dtype: torch.dtype, heads: int, dim: int, device: torch.device, monkeypatch: pytest.MonkeyPatch,
-    one: float = 0.0, all_of_them: float = 0.0,
+    one: float = 0.0, all_of_them: float = 0.0, dropout: float = 0.0,
 ) -> list[Any]:  # fmt: skip
     """Compares gradients with the definition's; returns what the interpreter walked score by score."""
     walks: list[Any] = []
@@ -107,9 +122,10 @@ def check_moved(
         given["a_dst"].sub_(all_of_them)
         given["a_src"][5] += one
     given = {name: x.detach().requires_grad_() for name, x in given.items()}
+    options = {"dropout": dropout, "seed": seed_of(dropout, device), "self_loops": dropout > 0}
     check(
-        lambda **given: ops.gat_attention(**given, windows=record),
-        lambda **given: reference.gat_attention(edge_index, **given),
+        lambda **given: ops.gat_attention(**given, windows=record, **options),
+        lambda **given: reference.gat_attention(edge_index, **given, **options),
         given,
     )
     return walks
