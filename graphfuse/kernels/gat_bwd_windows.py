@@ -147,9 +147,11 @@ def score_walk(
             lse, delta, a_dst = load_known(
                 stats_ptr, place, place >= 0, HEADS, RECORDS, grad.dtype, NUMBER, ACC
             )
-            key = key_of(seed_ptr, column[None, :], head, False) if DROPOUT > 0 else None
+            if DROPOUT > 0:
+                other_key = key_of(seed_ptr, column[None, :], head, False)
         else:
             lse, key, delta, a_dst = stats_of_columns(stats_ptr, column, head, HEADS, GROUP)
+            other_key = key.to(tl.uint32, bitcast=True)
         u = own + a_dst
         rate = exponent_rate(u, SLOPE)
         p = tl.exp2(u * rate + (outside - lse * LOG2_E))
@@ -159,7 +161,6 @@ def score_walk(
             ds = p * dot(x, columns_last(grad, GROUP), tl.broadcast_to(-delta, outside.shape), ACC)
         else:
             dp = dot(x, columns_last(grad, GROUP), tl.zeros_like(outside), ACC)
-            other_key = key if RECORDS > 0 else key.to(tl.uint32, bitcast=True)
             if copy_ptr is not None:
                 other_key = of_copy(other_key, of_columns(copy, GROUP))
             factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
