@@ -85,7 +85,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     if shape.v2 or w.row_mask is None or rounded or not 0 <= shape.slope <= 1:
         return 0
     load = window_load(w)
-    config = launch.gat_window(shape.heads, shape.dim, False, True, True, load)
+    config = launch.gat_window(shape.heads, shape.dim, shape.dropout > 0, True, True, load)
     # sums of factors pay where windows have more than a step or two (results: records.md, which has no heads
     # of 8 features and fewer)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
@@ -249,7 +249,7 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
         split = _by_factors(w, given, shape) > 0
-        config = launch.gat_window(heads, dim, dropout > 0 and not split, True, split, window_load(w))
+        config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
         rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)

@@ -331,7 +331,7 @@ def _gat_of_128(dim: int, dropout: bool, backward: bool, tilted: bool, load: Loa
 
 def _gat_of_one(width: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     # a head at a time
-    if width == 64 and tilted and not dropout and (load.deep or not backward):
+    if width == 64 and tilted and (load.deep if backward else not dropout):
         return Config(64, 16, 5, 1, registers=128) if load is Load.TINY else Config(64, 32, 5, 1)
     if width == 16:
         return Config(16, 32, 3, 1, registers=None if dropout or tilted else 168)
@@ -357,7 +357,7 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
         return Config(16, 32, 3, 1, rows=2)
     if dim <= 8 and not inference:
         return Config(block, 32, 3 if dropout else 5, 1, rows=group, registers=168)
-    if backward and dropout:
+    if backward and dropout and not tilted:
         return Config(block, 32, 3, 1, rows=2, registers=128)
     if backward and load is Load.TINY:
         return Config(block, 16, 2, 1, rows=group, registers=168)

@@ -257,14 +257,14 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
         untilted, factors = {"tilt_ptr": None}, {"SPLIT": True}
         windows = [
             (kernel, config, False, more)
-            for kernel, drops, backward, tilted, more in (
-                (gat_windows.gat_window_kernel, rate > 0, False, True, {}),
-                (gat_windows.gat_window_kernel, rate > 0, False, False, untilted),
-                (gat_bwd_windows.gat_bwd_window_kernel, rate > 0, True, False, {}),
-                (gat_bwd_windows.gat_bwd_window_kernel, False, True, True, factors),
+            for kernel, backward, tilted, more in (
+                (gat_windows.gat_window_kernel, False, True, {}),
+                (gat_windows.gat_window_kernel, False, False, untilted),
+                (gat_bwd_windows.gat_bwd_window_kernel, True, False, {}),
+                (gat_bwd_windows.gat_bwd_window_kernel, True, True, factors),
             )
             for load in launch.Load
-            for config in (launch.gat_window(heads, dim, drops, backward, tilted, load),)
+            for config in (launch.gat_window(heads, dim, rate > 0, backward, tilted, load),)
             if more is not factors or (heads % config.rows == 0 and load is not launch.Load.TINY)
         ]
         rows, sides = [], ({"TRANSPOSED": False}, {"TRANSPOSED": True, "own_out_ptr": None})
