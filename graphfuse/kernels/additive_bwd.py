@@ -90,7 +90,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     # of 8 features and fewer)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
     known = given.own.dtype == given.other.dtype and given.own.dtype in (shape.dtype, torch.float32)
-    return config.rows if fits and known and shape.dim > 8 else 0
+    return config.rows if fits and known and shape.dim >= 8 else 0
 
 
 def _delta_plan(

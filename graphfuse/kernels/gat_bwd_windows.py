@@ -203,10 +203,11 @@ def walk_scores(
     RECORDS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     # One head, for windows that `split_walk` leaves: a narrow function of its own, as forward has one.
+    WIDTH: tl.constexpr = 16 if BLOCK_DIM < 16 else BLOCK_DIM  # of products over features
     score_walk(
         dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
         copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops, head, X_STRIDE,
-        GRAD_STRIDE, HEADS, DIM, 1, BLOCK_DIM, 16, 1, 1, RECORDS, SLOPE, DROPOUT, LOOPS, ACC,
+        GRAD_STRIDE, HEADS, DIM, 1, WIDTH, 16, 1, 1, RECORDS, SLOPE, DROPOUT, LOOPS, ACC,
     )  # fmt: skip
 
 

@@ -353,9 +353,9 @@ def _gat_of_narrow(heads: int, dim: int, dropout: bool, backward: bool, tilted: 
     # heads of up to 16 features, up to four at a time; of up to 8 backward takes two, padded to 16
     inference = not (dropout or backward or tilted)
     block, group = power_of_two(dim, 8), 4 if heads > 2 else 2
-    if dim <= 8 and backward:
+    if dim <= 8 and backward and not tilted:
         return Config(16, 32, 3, 1, rows=2)
-    if dim <= 8 and not inference:
+    if dim <= 8 and not (inference or backward):
         return Config(block, 32, 3 if dropout else 5, 1, rows=group, registers=168)
     if backward and dropout and not tilted:
         return Config(block, 32, 3, 1, rows=2, registers=128)

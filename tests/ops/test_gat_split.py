@@ -20,7 +20,7 @@ from tests.ops.test_additive_attention import (
 
 HALF = [torch.float16, torch.bfloat16]
 # records of four heads, of two and of one
-SHAPES = [(8, 16), (4, 9), (12, 13), (4, 32), (2, 20), (1, 33), (3, 64), (1, 100)]
+SHAPES = [(8, 16), (8, 8), (2, 8), (4, 9), (12, 13), (4, 32), (2, 20), (1, 33), (3, 64), (1, 100)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def seed_of(dropout: float, device: torch.device) -> torch.Tensor | None:
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (2, 32), (1, 64)])
+@pytest.mark.parametrize(("heads", "dim"), [(4, 8), (4, 16), (2, 32), (1, 64)])
 @pytest.mark.parametrize("graph", ["isolated", "repeated", "bipartite"])
 def test_dropout(graph: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
     """Of copies of an edge each is drawn; rows of one edge, a loop, have terms that cancel."""
@@ -87,7 +87,7 @@ def test_a_node_without_edges_adds_nothing(name: str, device: torch.device) -> N
 
 
 @pytest.mark.parametrize(("far", "dropout"), [(5.0, 0.0), (8.0, 0.0), (60.0, 0.0), (60.0, 0.4)])
-@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (4, 32), (1, 64)])
+@pytest.mark.parametrize(("heads", "dim"), [(4, 16), (4, 32), (1, 64), (4, 8)])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_sources_far_from_each_other(
     dtype: torch.dtype, heads: int, dim: int, far: float, dropout: float, device: torch.device,
