@@ -87,7 +87,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     load = window_load(w)
     config = launch.gat_window(shape.heads, shape.dim, shape.dropout > 0, True, True, load)
     # sums of factors pay where windows have more than a step or two (results: records.md, which has no heads
-    # of 8 features and fewer)
+    # of fewer than 8 features)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
     known = given.own.dtype == given.other.dtype and given.own.dtype in (shape.dtype, torch.float32)
     return config.rows if fits and known and shape.dim >= 8 else 0

@@ -104,8 +104,8 @@ def gat_prefers_rows(
 
     In float32; for the reasons of dot-product attention where heads are slivers; and where heads are narrower
     than half a sector, which has 32 bytes. Several heads of half a sector walk windows only where those share
-    columns, and so do several of a sector in training, if x stays in the L2 cache, where backward does not
-    sum factors of four heads: with ``dropout``, or ``terms`` of scores in another dtype than ``dtype``. With
+    columns, and so do several of a sector in training, if x stays in the L2 cache, but by fours, of which
+    backward sums factors, without ``dropout`` and with ``terms`` of scores in ``dtype``. With
     dropout training asks for more, as windows draw for 16 rows an entry. Windows of small and sparse graphs
     are walked where heads have 16 features together, as it is the longest row that is waited for (results:
     gat_shapes.md, rows_once_more.md, dropout.md, wide_and_odd.md, few_rows.md, records.md).
