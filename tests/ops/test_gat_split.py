@@ -99,6 +99,15 @@ def test_sources_far_from_each_other(
         assert bool(walks) == (far > 6)
 
 
+def test_one_far_source_keeps_no_other_window_from_factors(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is one of those that the centre is made of."""
+    walks = check_moved(torch.float16, 4, 16, device, monkeypatch, one=60.0, at=0)
+    if device.type == "cpu":
+        assert len(walks) == 4  # of its own window each head
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_sources_far_from_zero(
@@ -110,7 +119,7 @@ def test_sources_far_from_zero(
 
 def check_moved(
     dtype: torch.dtype, heads: int, dim: int, device: torch.device, monkeypatch: pytest.MonkeyPatch,
-    one: float = 0.0, all_of_them: float = 0.0, dropout: float = 0.0,
+    one: float = 0.0, at: int = 5, all_of_them: float = 0.0, dropout: float = 0.0,
 ) -> list[Any]:  # fmt: skip
     """Compares gradients with the definition's; returns what the interpreter walked score by score."""
     walks: list[Any] = []
@@ -120,7 +129,7 @@ def check_moved(
     with torch.no_grad():
         given["a_src"].mul_(0.1).add_(all_of_them)
         given["a_dst"].sub_(all_of_them)
-        given["a_src"][5] += one
+        given["a_src"][at] += one
     given = {name: x.detach().requires_grad_() for name, x in given.items()}
     options = {"dropout": dropout, "seed": seed_of(dropout, device), "self_loops": dropout > 0}
     check(
