@@ -52,7 +52,7 @@ def seed_of(dropout: float, device: torch.device) -> torch.Tensor | None:
 @pytest.mark.parametrize("graph", ["isolated", "repeated", "bipartite"])
 def test_dropout(graph: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
     """Of copies of an edge each is drawn; rows of one edge, a loop, have terms that cancel."""
-    options = {"self_loops": True, "dropout": 0.5, "seed": seed_of(0.5, device)}
+    options = {"self_loops": True, "dropout": 0.4, "seed": seed_of(0.4, device)}
     check_additive("gat", graph, device, dtype, heads, dim, **options)
 
 
