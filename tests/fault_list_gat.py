@@ -113,6 +113,6 @@ OF_FACTORS = (
         _KERNEL,
         "of_delta -= slope(p, dp, delta, False)",
         "of_delta -= p * (dp - delta)",
-        select(_SPLIT, "test_dropout and isolated and 4-16"),
+        select(_SPLIT, "all_of_its_row"),
     ),
 )

@@ -56,6 +56,18 @@ def test_dropout(graph: str, heads: int, dim: int, dtype: torch.dtype, device: t
     check_additive("gat", graph, device, dtype, heads, dim, **options)
 
 
+def test_a_loop_that_is_all_of_its_row_has_no_slope(device: torch.device) -> None:
+    """Its weight is 1 whatever its score is, though delta is made of a rounded result."""
+    edges = torch.tensor([[0], [1]], device=device)
+    x = torch.randn(40, 4, 16, device=device).half().requires_grad_()
+    terms = torch.randn(40, 4, device=device).half().requires_grad_()
+    windows = RowWindows.from_edge_index(edges, (40, 40))
+    options = {"dropout": 0.4, "seed": seed_of(0.4, device), "self_loops": True}
+    out = ops.gat_attention(terms, terms.detach(), x, windows, **options)
+    (found,) = torch.autograd.grad(out, terms, torch.randn_like(out))
+    assert found[:2].any() and not found[2:].any()
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("heads", "dim"), [(8, 16), (4, 32), (1, 33)])
 def test_terms_of_float32(
