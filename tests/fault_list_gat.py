@@ -90,7 +90,7 @@ OF_FACTORS = (
     ),
     Fault(
         "factors-dropped",
-        "dropout in one direction",
+        "unguarded value",
         "backward drops edges of u > 0 alone",
         _KERNEL,
         "bent, rest = bent * drawn, rest * drawn",
@@ -108,7 +108,7 @@ OF_FACTORS = (
     ),
     Fault(
         "factors-alone",
-        "rounding",
+        "unguarded value",
         "a loop that is all of its row gets the rounding error of delta",
         _KERNEL,
         "of_delta -= slope(p, dp, delta, False)",

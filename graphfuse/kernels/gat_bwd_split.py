@@ -66,9 +66,9 @@ def store_gradients(
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    NUMBER: tl.constexpr = d_a_src_ptr.dtype.element_ty
     # What the sums of a window make, with its loops; of a slice to its slot. All is asked for before anything
     # is stored: a load behind a store would wait for its turn.
+    NUMBER: tl.constexpr = d_a_src_ptr.dtype.element_ty
     WIDTH: tl.constexpr = PAIR * BLOCK_DIM
     some = ((tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1) != 0
     rows = rows_at(row_index_ptr, window * 16 + tl.arange(0, 16))
@@ -185,11 +185,7 @@ def split_walk(
         tiles, new_sums = nothing(), nothing()
         for pair in tl.static_range(GROUP // PAIR):
             first_head = head + pair * PAIR
-            tiles += (
-                gather(
-                    grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, HEADS % GROUP == 0
-                ),
-            )
+            tiles += (gather(grad_ptr, column, first_head, GRAD_STRIDE, HEADS, DIM, PAIR, BLOCK_DIM, True),)
         known, firsts, seconds, numbers = records_of_columns(
             stats_ptr, column, head, HEADS, GROUP, HALF, NUMBER
         )

@@ -235,14 +235,13 @@ def gat_bwd_window_kernel(
             GRAD_STRIDE, HEADS, DIM, GROUP, PAIR, BLOCK_DIM, COLUMNS, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
         )  # fmt: skip
         if not done:
-            for g in tl.static_range(GROUP):
-                if HEADS % GROUP == 0 or head + g < HEADS:
-                    walk_scores(
-                        dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
-                        row_mask_ptr, copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows,
-                        num_loops, head + g, X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, GROUP, SLOPE,
-                        DROPOUT, LOOPS, ACC,
-                    )  # fmt: skip
+            for g in tl.static_range(GROUP):  # which divides HEADS, where there are records
+                walk_scores(
+                    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
+                    row_mask_ptr, copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows,
+                    num_loops, head + g, X_STRIDE, GRAD_STRIDE, HEADS, DIM, BLOCK_DIM, GROUP, SLOPE, DROPOUT,
+                    LOOPS, ACC,
+                )  # fmt: skip
     else:
         score_walk(
             dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
