@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,7 +26,7 @@ import torch
 
 from benchmarks.bench import device, machine
 from benchmarks.soak import append
-from benchmarks.soak_cases import make_graph, make_problem, suite
+from benchmarks.soak_cases import Case, make_graph, make_problem, suite
 from graphfuse import RowWindows, ops
 from graphfuse.formats import build, walk
 from graphfuse.kernels import additive, additive_bwd, copies, float32_rows, launch, walk_rules
@@ -34,6 +36,7 @@ from graphfuse.ops.logits import logits
 from graphfuse.ops.unit_rows import unit_rows
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+_COMPILERS = 16  # processes that compile the suite before a tool runs it
 _NODES, _SLICE = 189, 64  # the hub's windows and rows are cut, though they are short
 _WRONG = 9  # the sanitizer's exit status if it finds something
 _MARK = "suite: "  # begins the line on which the suite says what it launched
@@ -53,9 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--suite", action="store_true", help="launch the suite, without a sanitizer, and stop"
     )
+    parser.add_argument(
+        "--share", nargs=2, type=int, default=(0, 1), metavar=("K", "N"),
+        help="with --suite: every N-th part of it, from the K-th on (from 0)",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     if given.suite:
-        return run_suite()
+        return run_suite(share=(given.share[0], given.share[1]))
     program = shutil.which("compute-sanitizer")
     if program is None:
         print(
@@ -63,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if device().type == "cuda":
+        compile_suite(min(_COMPILERS, os.cpu_count() or 1))
     rows = []
     for tool in given.tool:
         row, output = sanitize(program, tool)
@@ -72,6 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(output)
         print(f"{tool}: {row['status']}, {row['errors']} errors, {row['launches']} launches", flush=True)
     return int(any(row["status"] != "ok" for row in rows))
+
+
+def compile_suite(processes: int) -> None:
+    """Fills Triton's cache, which takes longer than all else: a share of the suite a process."""
+    command = [sys.executable, "-m", "benchmarks.sanitize", "--suite", "--share"]
+    running = [
+        subprocess.Popen([*command, str(k), str(processes)], stdout=subprocess.DEVNULL)
+        for k in range(processes)
+    ]
+    failed = [k for k, process in enumerate(running) if process.wait() != 0]
+    if failed:
+        raise RuntimeError(f"shares {failed} of the suite in {processes} fail without a sanitizer, too")
 
 
 def sanitize(program: str, tool: str) -> tuple[dict[str, Any], str]:
@@ -137,23 +158,35 @@ def _what_failed(status: int, errors: int | None, missing: list[str] | None) -> 
     return f"not launched: {', '.join(missing)}" if missing else f"exit status {status}"
 
 
-def run_suite(num_nodes: int = _NODES) -> int:
-    """Launches everything, and prints how often which kernel ran; returns 1 if one did not."""
+def run_suite(num_nodes: int = _NODES, share: tuple[int, int] = (0, 1)) -> int:
+    """Launches everything, and prints how often which kernel ran; returns 1 if one did not.
+
+    Args:
+        num_nodes: Of the graphs of the soak.
+        share: ``(k, n)``: only every n-th part, from the k-th on; then no kernel is missed.
+    """
     with count_launches() as launched:
-        for case in suite():
-            with case.forced(_SLICE if num_nodes > 2 * _SLICE else num_nodes // 2):
-                problem = make_problem(case, make_graph(num_nodes, device()))
-                problem.launch()
-                if device().type == "cuda":
-                    torch.cuda.synchronize()  # a fault is one of this configuration
-        build_structures(device())
-        launch_of_nodes(device())
-        launch_as_on_large_graphs(device())
-        launch_several_rows_a_program(device())
-        launch_long_windows(device(), 300 if device().type == "cuda" else 140)
-    missing = sorted(all_kernels() - set(launched))
+        for part in _parts(num_nodes, device())[share[0] :: share[1]]:
+            part()
+            if device().type == "cuda":
+                torch.cuda.synchronize()  # a fault is one of this part
+    missing = sorted(all_kernels() - set(launched)) if share[1] == 1 else []
     print(_MARK + json.dumps({"kernels": dict(sorted(launched.items())), "missing": missing}), flush=True)
     return int(bool(missing))
+
+
+def _parts(num_nodes: int, on: torch.device) -> list[Callable[[], None]]:
+    parts = [functools.partial(launch_case, case, num_nodes, on) for case in suite()]
+    parts += [functools.partial(launch_records, on, *shape) for shape in ((4, 16), (4, 32), (1, 64))]
+    others = (build_structures, launch_of_nodes, launch_as_on_large_graphs, launch_several_rows_a_program)
+    parts += [functools.partial(part, on) for part in others]
+    return [*parts, functools.partial(launch_long_windows, on, 300 if on.type == "cuda" else 140)]
+
+
+def launch_case(case: Case, num_nodes: int, on: torch.device) -> None:
+    """A configuration of the soak, with cut windows and rows."""
+    with case.forced(_SLICE if num_nodes > 2 * _SLICE else num_nodes // 2):
+        make_problem(case, make_graph(num_nodes, on)).launch()
 
 
 def build_structures(on: torch.device) -> None:
@@ -230,11 +263,10 @@ def launch_as_on_large_graphs(on: torch.device) -> None:
             terms.requires_grad_()
             result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=dim == 8)
             torch.autograd.grad(result, terms, torch.ones_like(result))
-    launch_records(on)
 
 
-def launch_records(on: torch.device) -> None:
-    """GAT's backward by records of four heads, of two and of one, which large graphs have."""
+def launch_records(on: torch.device, heads: int, dim: int) -> None:
+    """GAT's backward by records of so many heads as a program has on large graphs: four, two or one."""
     edges = torch.randint(200, (2, 2000), generator=torch.Generator().manual_seed(0))
     edges[1, :900] = 0
     with (
@@ -244,13 +276,11 @@ def launch_records(on: torch.device) -> None:
         mock.patch.object(launch, "gat_prefers_rows", lambda *sizes: False),
     ):
         windows = RowWindows.from_edge_index(edges.to(on), (200, 200))
-        for heads, dim in ((4, 16), (4, 32), (1, 64)):
-            for dtype in (torch.float16, torch.float32):
-                terms = torch.randn(200, heads, device=on, dtype=dtype, requires_grad=True)
-                x = torch.randn(200, heads, dim, device=on).half().requires_grad_()
-                for dropout in (0.0, 0.5):
-                    result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
-                    torch.autograd.grad(result, (terms, x), torch.ones_like(result))
+        x = torch.randn(200, heads, dim, device=on).half().requires_grad_()
+        for dtype, dropout in itertools.product((torch.float16, torch.float32), (0.0, 0.5)):
+            terms = torch.randn(200, heads, device=on, dtype=dtype, requires_grad=True)
+            result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
+            torch.autograd.grad(result, (terms, x), torch.ones_like(result))
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -261,6 +263,7 @@ def test_rows_of_the_sanitizer(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
+    monkeypatch.setattr(sanitize, "compile_suite", lambda processes: None)
     monkeypatch.delenv("PYTORCH_NO_CUDA_MEMORY_CACHING", raising=False)
     tools = ["memcheck", "racecheck"]
     assert sanitize.main(["--tool", *tools, "--out", str(out)]) == int(row["status"] != "ok")
@@ -277,3 +280,20 @@ def test_without_a_sanitizer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert sanitize.main([]) == 2
     assert "compute-sanitizer is not on the PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shares", [1, 3, 9])
+def test_shares_of_the_suite_are_all_of_it(shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    parts = [functools.partial(ran.append, part) for part in range(7)]
+    monkeypatch.setattr(sanitize, "_parts", lambda num_nodes, on: parts)
+    monkeypatch.setattr(sanitize, "all_kernels", set)
+    for share in range(shares):
+        assert sanitize.main(["--suite", "--share", str(share), str(shares)]) == 0
+    assert sorted(ran) == list(range(7))
+
+
+def test_a_share_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(RuntimeError, match=r"shares \[0, 1\] of the suite in 2 fail"):
+        sanitize.compile_suite(2)
