@@ -125,8 +125,9 @@ def _stats(
     a_dst = None if shape.v2 else given.own
     tilt = None if saved.tilt.numel() == 0 else saved.tilt
     num_rows, heads, _ = saved.softmax.shape
-    # before records of receivers there may be those of all
-    stats = saved.softmax.new_empty(*((num_rows, heads, 2) if listed else (num_rows + 1, heads, 4)))
+    # before records of GAT's receivers stand the centres
+    sizes = (num_rows, heads, 2) if listed else (num_rows if shape.v2 else num_rows + 1, heads, 4)
+    stats = saved.softmax.new_empty(*sizes)
     d_a_dst = stats if shape.v2 else given.own.new_empty(*((0,) if tilt is None else (num_rows, heads)))
     seed, d_own = given.seed if keyed else None, d_a_dst if tilt is not None else None
     a_src = None if shape.v2 else given.other
