@@ -47,6 +47,37 @@ def seed_of(dropout: float, device: torch.device) -> torch.Tensor | None:
     return torch.tensor([7], device=device) if dropout > 0 else None
 
 
+@pytest.mark.parametrize(
+    ("heads", "dim", "options", "wanted"),
+    [
+        (8, 8, {}, 4),
+        (8, 16, {}, 4),
+        (4, 32, {}, 2),
+        (1, 64, {}, 1),
+        (6, 16, {}, 0),
+        (8, 7, {}, 0),
+        (8, 16, {"negative_slope": -0.5}, 0),
+        (8, 16, {"dropout": 0.4, "self_loops": True}, 4),
+        (8, 16, {"dropout": 0.4}, 0),
+    ],
+    ids=str,
+)
+def test_which_calls_sum_factors(
+    heads: int, dim: int, options: dict[str, Any], wanted: int, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of so many heads a program, or of none."""
+    found: list[int] = []
+    by_factors = additive_bwd._by_factors
+    monkeypatch.setattr(
+        additive_bwd, "_by_factors", lambda *given: found.append(by_factors(*given)) or found[-1]
+    )
+    record, _, given = draw("gat", "ragged", device, torch.float16, heads, dim)
+    seed = seed_of(options.get("dropout", 0.0), device)
+    ops.gat_attention(**given, windows=record, **options, seed=seed).sum().backward()
+    assert set(found) == {wanted}
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("heads", "dim"), [(4, 8), (4, 16), (2, 32), (1, 64)])
 @pytest.mark.parametrize("graph", ["isolated", "repeated", "bipartite"])
