@@ -73,13 +73,13 @@ def _both_at_once(structures: tuple[Structure, Structure], given: Operands, shap
     return shape.v2 and plain and both_at_once(structures, shape.dtype)
 
 
-def _keyed(structures: tuple[Structure, Structure], given: Operands, shape: Shape, listed: bool) -> bool:
+def _keyed(structures: tuple[Structure, Structure], shape: Shape, listed: bool) -> bool:
     # whether backward's kernel takes from a receiver its key of dropout
     w = structures[1].walk
-    return shape.dropout > 0 and w.row_mask is not None and not (listed or _by_factors(w, given, shape))
+    return shape.dropout > 0 and w.row_mask is not None and not (listed or _by_factors(w, shape))
 
 
-def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
+def _by_factors(w: Walk, shape: Shape) -> int:
     # the heads of a program if GAT's backward walks windows with weights by factors, else 0
     rounded = shape.dropout > 0 and not shape.self_loops  # delta of rows of one edge, whose terms cancel
     if shape.v2 or w.row_mask is None or rounded or not 0 <= shape.slope <= 1:
@@ -89,8 +89,7 @@ def _by_factors(w: Walk, given: Operands, shape: Shape) -> int:
     # sums of factors pay where windows have more than a step or two (results: records.md, which has no heads
     # of fewer than 8 features)
     fits = load is not launch.Load.TINY and config.warps == 1 and shape.heads % config.rows == 0
-    known = given.own.dtype == given.other.dtype and given.own.dtype in (shape.dtype, torch.float32)
-    return config.rows if fits and known and shape.dim >= 8 else 0
+    return config.rows if fits and shape.dim >= 8 else 0
 
 
 def _delta_plan(
@@ -101,7 +100,7 @@ def _delta_plan(
     shape: Shape,
     listed: bool,
 ) -> Launch:
-    (w, copies, _), kind = structures[0], (_keyed(structures, given, shape, listed), listed)
+    (w, copies, _), kind = structures[0], (_keyed(structures, shape, listed), listed)
     strides = (grad.stride(0), given.x.stride(0) if listed else 0)
     dtypes = saved.out.dtype, given.other.dtype
     key = ("additive_delta", shape, strides, *dtypes, saved.tilt.numel() == 0, *kind)
@@ -111,7 +110,7 @@ def _delta_plan(
         rest: tuple[Any, ...] = (grad.size(0), given.other.size(0), *strides)
         rest += (shape.heads, shape.dim, config.rows)
         rest += (config.block_dim, shape.slope, shape.dropout if listed else 0.0, listed)
-        rest += (not listed and _by_factors(structures[1].walk, given, shape), accumulator(shape.dtype))
+        rest += (not listed and _by_factors(structures[1].walk, shape), accumulator(shape.dtype))
         programs = -(-grad.size(0) * shape.heads // config.rows)
         graph = (only_edges(w, copies, shape) if listed else None,)
         plan = w.plans[key] = Launch(additive_delta_kernel, programs, config.warps, graph, rest)
@@ -180,8 +179,7 @@ def additive_bwd(
     if delta is None:
         assert plans is not None
         return *_gatv2_bwd_alone(structures, grad, given, saved, shape, dx, plans), dx, *d_edges
-    keyed = _keyed(structures, given, shape, listed)
-    stats, d_a_dst = _stats(delta, grad, given, saved, shape, keyed, listed)
+    stats, d_a_dst = _stats(delta, grad, given, saved, shape, _keyed(structures, shape, listed), listed)
     of_edges = tuple(value if value.numel() else None for value in d_edges)
     if shape.v2:
         d_own, d_other = _gatv2_bwd(structures, grad, given, saved, shape, stats, dx, of_edges, plans)
@@ -249,7 +247,7 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
     if lists_edges(w, shape, trained=True):
         main = backward_launch(w, copies, shape, strides)
     elif w.row_mask is not None:
-        split = _by_factors(w, given, shape) > 0
+        split = _by_factors(w, shape) > 0
         config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
         rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
