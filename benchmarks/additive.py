@@ -22,6 +22,7 @@ from graphfuse.ops.unit_rows import unit_rows
 from graphfuse.reference.attention import kept
 
 _MODES = ("fwd", "fwd+bwd")
+_OF_EDGES = ("edge_score", "edge")  # operands, in the order of the edge list
 _SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
 
 
@@ -78,26 +79,33 @@ def _problem(
     mode: str,
     dropout: float = 0.0,
     terms: torch.dtype | None = None,
+    edges: bool = False,
 ) -> Problem:
-    """``terms``: the dtype of GAT's numbers of nodes, where it is not ``dtype``, of which the floor's are."""
+    """One attention.
+
+    ``terms`` is the dtype of GAT's numbers of nodes, where it is not ``dtype``, of which the floor's are.
+    With ``edges`` there are numbers of edges, too: one a head, or as many as a row of GATv2 has.
+    """
     loaded = graphs.load(graph, device())
-    operands, grad = _draw(kind, loaded.num_nodes, *shape, dtype)
+    operands, grad = _draw(kind, loaded, *shape, dtype, edges)
     results = terms or dtype  # as PyG has them, and so their gradients
     operands |= {name: operands[name].to(results) for name in ("a_src", "a_dst") if kind == "gat"}
     backward = mode == "fwd+bwd"
     seed = torch.tensor([1 << 40 | 5], device=device()) if dropout > 0 else None
     inputs = Inputs(loaded, kind, operands, grad.to(results) if backward else None, dropout, seed)
-    rows = _rows(kind, loaded.windows, shape, backward, dropout > 0, terms or dtype, dtype)
+    rows = edges or _rows(kind, loaded.windows, shape, backward, dropout > 0, terms or dtype, dtype)
     facts = loaded.facts(dtype)
     facts["extra"] |= {"kind": kind} | ({"dropout": dropout, "self_loops": True} if dropout > 0 else {})
     facts["extra"] |= {} if terms is None else {"terms": str(terms).removeprefix("torch.")}
+    facts["extra"] |= {"edges": True} if edges else {}
     floor_ms = None
     if device().type == "cuda":
         numbers = shape[0] * dtype.itemsize
         sizes = {"gather_ms": shape[1] * numbers} | ({"gather_numbers_ms": numbers} if kind == "gat" else {})
         for name, size in sizes.items():
             facts["extra"][name] = floors.gather_ms(loaded.windows, rows, size)
-        floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward)
+        of_edge = numbers * (1 if kind == "gat" else shape[1]) if edges else 0
+        floor_ms = floors.additive_ms(loaded.windows, kind, *shape, dtype, backward, of_edge)
         if kind == "gat" and dropout == 0 and not rows:
             facts["extra"]["moves_ms"] = gat_moves.gat_moves_ms(loaded.windows, *shape, dtype, backward)
     checks = _expected(inputs, grad)
@@ -111,9 +119,9 @@ def _problem(
 
 
 def _draw(
-    kind: str, num_nodes: int, heads: int, dim: int, dtype: torch.dtype
+    kind: str, graph: graphs.Graph, heads: int, dim: int, dtype: torch.dtype, edges: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    random = torch.Generator(device()).manual_seed(0)
+    random, num_nodes = torch.Generator(device()).manual_seed(0), graph.num_nodes
     draw = functools.partial(torch.randn, device=device(), generator=random)
     x, grad = (draw(num_nodes, heads, dim) for _ in range(2))
     operands = {
@@ -125,6 +133,9 @@ def _draw(
         },
         "agnn": lambda: {"x": x, "beta": torch.full((1,), 1.5, device=device())},
     }[kind]()
+    if edges:
+        name, size = ("edge_score", (heads,)) if kind == "gat" else ("edge", (heads, dim))
+        operands[name] = draw(graph.edge_index.size(1), *size)
     return {name: value.to(dtype) for name, value in operands.items()}, grad.to(dtype)
 
 
@@ -167,6 +178,9 @@ def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
     of_sources = {"gat": ("a_src", "x"), "gatv2": ("x_src",), "agnn": ("x",)}[i.kind]
     for at_result, name in enumerate(i.operands, start=1):
         exact, rounded = both[0][at_result], both[1][at_result]
+        if name in _OF_EDGES:
+            checks.append((at_result, truth.Expected(exact, rounded, edges, 3.0)))
+            continue
         wanted = nodes if name in of_sources else reached
         if exact.size(0) == i.graph.num_nodes:  # else a sum over all edges, which tests check
             checks.append((at_result, truth.Expected(exact[wanted], rounded[wanted], wanted, 3.0)))
@@ -174,7 +188,8 @@ def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
 
 
 def _by_definition(i: Inputs, edges: Tensor, grad: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
-    leaves = {name: x.to(dtype).requires_grad_(grad is not None) for name, x in i.operands.items()}
+    given = {name: x[edges] if name in _OF_EDGES else x for name, x in i.operands.items()}
+    leaves = {name: x.to(dtype).requires_grad_(grad is not None) for name, x in given.items()}
     out = _DEFINITIONS[i.kind](i.graph.edge_index[:, edges], **leaves, **i.options)
     if grad is None:
         return [out]
@@ -268,6 +283,36 @@ Bench(
             "dtype": (torch.float16,),
             "mode": _MODES,
             "terms": (torch.float32,),
+        },
+        {
+            "graph": ("cora", "pubmed", "blogcatalog3"),
+            "kind": ("gatv2",),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+        },
+        {
+            "graph": ("cora", "github", "ego-twitter", "reddit"),
+            "kind": ("gatv2",),
+            "shape": ((1, 64), (1, 128), (8, 16)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+        },
+        {
+            "graph": ("github", "ego-twitter"),
+            "kind": ("gatv2",),
+            "shape": ((4, 32), (8, 8)),
+            "dtype": (torch.float16,),
+            "mode": _MODES,
+            "dropout": (0.6,),
+        },
+        {
+            "graph": ("github", "ego-twitter"),
+            "kind": ("gat", "gatv2"),
+            "shape": ((1, 64), (4, 32), (8, 8)),
+            "dtype": (torch.float16, torch.float32),
+            "mode": _MODES,
+            "edges": (True,),
         },
     ],
     problem=_problem,

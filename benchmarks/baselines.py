@@ -74,10 +74,13 @@ class PygAdditive(MessagePassing):
         source, target = edge_index
         if self.kind == "gat":
             x = operands["x"]
-            score = F.leaky_relu(operands["a_src"][source] + operands["a_dst"][target], 0.2)
+            score = operands["a_src"][source] + operands["a_dst"][target]
+            score = F.leaky_relu(score + operands["edge_score"] if "edge_score" in operands else score, 0.2)
         elif self.kind == "gatv2":
             x = operands["x_src"]
-            score = (F.leaky_relu(x[source] + operands["x_dst"][target], 0.2) * operands["att"]).sum(2)
+            row = x[source] + operands["x_dst"][target]
+            row = row + operands["edge"] if "edge" in operands else row
+            score = (F.leaky_relu(row, 0.2) * operands["att"]).sum(2)
         else:
             x = operands["x"]
             unit = F.normalize(x, dim=2)

@@ -249,7 +249,13 @@ def attention_ms(
 
 
 def additive_ms(
-    windows: RowWindows, kind: str, heads: int, dim: int, dtype: torch.dtype, backward: bool
+    windows: RowWindows,
+    kind: str,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    backward: bool,
+    edge_bytes: int = 0,
 ) -> float | None:
     """The floor of the attention of GAT, GATv2 or AGNN: one row read once per column entry, the output out.
 
@@ -258,7 +264,8 @@ def additive_ms(
     rows or by windows, whichever is faster. Backward of ``gat`` reads the output's gradient over the
     transpose, with 16 bytes a head of what receivers are known by; the others read x again, and over the
     transpose two matrices with 16 and 8 bytes. Streamed are x in (of ``gatv2`` and ``agnn``), the output out;
-    backward the output and its gradient, each pass's own rows, and the gradients.
+    backward the output and its gradient, each pass's own rows, and the gradients. So are the ``edge_bytes``
+    of each edge, in each walk and as a gradient, though the list has but one order.
     """
     row_bytes, num_dst = heads * dim * dtype.itemsize, windows.shape[0]
 
@@ -281,7 +288,9 @@ def additive_ms(
     known = [time_ms for time_ms in times if time_ms is not None]
     if len(known) < len(times):
         return None
-    return sum(known) + streamed * num_dst * row_bytes / copy_bytes_per_ms(windows.device)
+    walks = 1 if not backward else 3 if kind == "gat" else 4
+    moved = streamed * num_dst * row_bytes + walks * windows.num_edges * edge_bytes
+    return sum(known) + moved / copy_bytes_per_ms(windows.device)
 
 
 @triton.jit

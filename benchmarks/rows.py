@@ -83,6 +83,7 @@ def describe(record: Record) -> tuple[str, str, str, str, str]:
     mode += ["grad"] if extra.get("grad") else []
     mode += [f"dropout {extra['dropout']:g}"] if extra.get("dropout") else []
     mode += [f"terms {extra['terms']}"] if "terms" in extra else []
+    mode += ["edges"] if extra.get("edges") else []
     op = f"{record.op} {extra['kind']}" if "kind" in extra else record.op
     return op, record.graph or "-", _width(record), record.dtype or "-", ", ".join(mode)
 
