@@ -1,4 +1,4 @@
-"""The faults of :mod:`tests.fault_list` that are planted where GAT makes no weights, but sums factors."""
+"""The faults of :mod:`tests.fault_list` that are planted where GAT sums factors, and GATv2 adds in pairs."""
 
 from __future__ import annotations
 
@@ -114,5 +114,35 @@ OF_FACTORS = (
         "of_delta -= slope(p, dp, delta, False)",
         "of_delta -= p * (dp - delta)",
         select(_SPLIT, "all_of_its_row"),
+    ),
+)
+
+OF_PAIRS = (
+    Fault(
+        "pairs-sum",
+        "swapped index",
+        "the last quarter of a row meets the numbers of `att` before it",
+        "kernels/pairs.py",
+        "b3, _words(a3), part",
+        "b3, _words(a2), part",
+        select("ops/test_pairs", "rows_of_pairs and 32 and float16"),
+    ),
+    Fault(
+        "pairs-zero",
+        "off by one in a mask",
+        "a sum of two rows that is 0 has the slope of a positive one",
+        "kernels/pairs.py",
+        "acc = tl.where(u > 0, acc + x, acc)",
+        "acc = tl.where(u >= 0, acc + x, acc)",
+        select("ops/test_pairs", "rows_of_pairs and 32 and float16"),
+    ),
+    Fault(
+        "pairs-slope",
+        "missing rescale",
+        "the gradient of a row of GATv2 is that of sums above 0 alone",
+        "kernels/gatv2_rows.py",
+        "scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored",
+        "scored = (1.0 - SLOPE) * scored",
+        select("ops/test_additive_attention", "test_gatv2 and ragged and float16"),
     ),
 )

@@ -11,6 +11,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
     all_together,
     columns_of_step,
@@ -24,7 +25,6 @@ from graphfuse.kernels.tiles import (
     head_tile,
     nothing,
     rounded,
-    sum_of_products,
 )
 
 
@@ -54,11 +54,11 @@ def load_loop(
 @triton.jit
 def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr):
     # What the LeakyReLU takes, and the score, of a row's loop, of which `load_loop` found `loop`.
-    u = loop[0].to(ACC) + own if V2 else own + loop[1].to(ACC)
+    u = loop[0].to(ACC) + own.to(ACC) if V2 else own + loop[1].to(ACC)
     if len(loop) > 2 - V2:
         u += loop[2 - V2].to(ACC)
     s = leaky(u, SLOPE)
-    return u, tl.sum(rounded(att * s, mask), 1) if V2 else s
+    return u, tl.sum(rounded(att.to(ACC) * s, mask), 1) if V2 else s
 
 
 @triton.jit
@@ -109,17 +109,17 @@ def sums_of_row(
             live = live & (column != row)
         gathered = live[:, None, None] & mask[None, :, :]
         offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
-        x = tl.load(x_ptr + offs_x, mask=gathered, other=0.0).to(ACC)
+        rows = tl.load(x_ptr + offs_x, mask=gathered, other=0.0)
         live = live[:, None]
         if V2:
             # of other shapes, and without dropout, there is room for more programs, which bring more
             if PRECISE and DROPOUT > 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128:
-                x = all_together(x, end >> 31)
-            u = x + own[None, :, :]
+                rows = all_together(rows, end >> 31)
+            u = sum_of_rows(rows, own[None, :, :])
             if edge_ptr is not None:
                 offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
-                u += tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0).to(ACC)
-            s = sum_of_products(att[None, :, :] * leaky(u, SLOPE), gathered, 2, DIM)
+                u = sum_of_rows(u, tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0))
+            s = scores_of(bent_rows(u, SLOPE), att, gathered, DIM, ACC)
         else:
             offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
@@ -141,6 +141,7 @@ def sums_of_row(
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
             p *= kept(own_key, other_key, DROPOUT, 1.0)
+        x = rows.to(ACC)
         acc += p[:, :, None] * x
         if tilt_ptr is not None:
             tilt += tl.where(u > 0, p, 0.0)[:, :, None] * x
@@ -180,8 +181,8 @@ def additive_row_kernel(
         heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
         mask_head = heads < HEADS
         if V2:
-            own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
-            att = tl.load(other_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+            own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0)
+            att = tl.load(other_ptr + offs_head, mask=mask, other=0.0)
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None

@@ -6,13 +6,13 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows, sum_where_positive
 from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
     rounded,
-    sum_of_products,
 )
 
 _COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
@@ -39,6 +39,7 @@ def loop_gradients(
     other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
     grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
     shift, norm, delta = load_weights(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head, ALONE)
+    own, att = own.to(ACC), att.to(ACC)
     u = own + other
     if loop_edge_ptr is not None:
         u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
@@ -77,11 +78,11 @@ def gradients_of_row(
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0).to(ACC)
+    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0)
     if TRANSPOSED:
-        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0)
     else:
-        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)
+        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0)
         grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
             None, :, :
         ]
@@ -90,8 +91,10 @@ def gradients_of_row(
     own_out = None
     if out_ptr is not None and not TRANSPOSED:
         own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
-    # the gradient of the own row, through scores (att apart) and through sums; the part of d_att
+    # the gradient of the own row, through scores (att apart), in half precision what does not hang on the
+    # slope apart, and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    level = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
     summed = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
@@ -112,28 +115,28 @@ def gradients_of_row(
         mask_edge = live[:, None] & mask_head[None, :]
         if TRANSPOSED:
             offs_gathered = offs_other * DST_STRIDE + offs_head[None, :, :]
-            other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0)
             offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
-            grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0)
             if not ALONE:
                 other = together(other, grad, end >> 31)
-            x = own[None, :, :]
+            x, grad = own[None, :, :].to(ACC), grad.to(ACC)
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
         else:
             offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
-            other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            x = other
-        u = other + own[None, :, :]
+            other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0)
+            x = other.to(ACC)
+        u = sum_of_rows(other, own[None, :, :])
         if edge_ptr is not None:
-            u += tl.load(edge_ptr + edge, mask=gathered, other=0.0).to(ACC)
+            u = sum_of_rows(u, tl.load(edge_ptr + edge, mask=gathered, other=0.0))
         factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
         if DROPOUT > 0:
             copy = load_copies(copy_ptr, offs, offs < end)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
-        bent = leaky(u, SLOPE)
-        s = sum_of_products(att[None, :, :] * bent, gathered, 2, DIM)  # as forward adds it up
+        bent = bent_rows(u, SLOPE)
+        s = scores_of(bent, att, gathered, DIM, ACC)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
             at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
@@ -144,16 +147,20 @@ def gradients_of_row(
         else:
             dp = tl.sum(grad * x, 2) * factor
         ds, dropped = slopes(s, mask_edge, dp, shift, norm, base, factor, PRECISE)
-        du = ds[:, :, None] * leaky_slope(u, SLOPE)
-        scored += du
+        if PRECISE:
+            scored += ds[:, :, None] * leaky_slope(u, SLOPE)
+        else:
+            scored, level = sum_where_positive(scored, u, ds[:, :, None]), level + ds
         if TRANSPOSED:
             summed += dropped[:, :, None] * grad
         else:
-            d_att += ds[:, :, None] * bent
+            d_att += ds[:, :, None] * bent.to(ACC)
             if d_edge_ptr is not None:
-                value = du * att[None, :, :]
+                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
     scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
+    if not PRECISE:
+        scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored
     if LOOPS:
         with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
         grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
@@ -170,7 +177,7 @@ def gradients_of_row(
             TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
         scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
-    first = att * scored
+    first = att.to(ACC) * scored
     if TRANSPOSED:
         first += summed
     whole = True

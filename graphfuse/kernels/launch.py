@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from graphfuse.kernels import float32_rows, row_sums
+from graphfuse.kernels import float32_rows, half_rows, row_sums
 from graphfuse.kernels.loads import Load as Load
 from graphfuse.kernels.loads import RowLoad as RowLoad
 from graphfuse.kernels.loads import load as load
@@ -376,22 +376,22 @@ def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> C
     if size > 2:
         step, warps = float32_rows.gat(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
-    return config._replace(stages=1) if dim < 32 else config._replace(step=(2 - backward) * config.step)
+    if dim < 32:
+        return config._replace(stages=1)
+    stages = config.stages if load is RowLoad.FEW else 1  # results: pairs.md
+    return config._replace(step=(2 - backward) * config.step, stages=stages)
 
 
 @functools.cache
 def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> Config:
-    """Row kernels of GATv2's attention; long rows keep four warps busy, many others have no pipeline."""
+    """Row kernels of GATv2's attention."""
     config = attention_row(heads, dim, size, load, backward)
+    width = config.rows * config.block_dim
     if size > 2:
-        step, warps = float32_rows.gatv2(heads, config.rows * config.block_dim, load, backward)
+        step, warps = float32_rows.gatv2(heads, width, load, backward)
         return config._replace(step=step, warps=warps)
-    if load is RowLoad.LONG and dim >= 32 and config.warps == 1:
-        return config._replace(step=4 * config.step, stages=1 if backward else 2, warps=4)
-    if load in (RowLoad.LONG, RowLoad.FEW):
-        wide = load is RowLoad.FEW and heads > 1 and dim >= 16 and not backward
-        return config._replace(step=2 * config.step) if wide else config
-    return config._replace(stages=1)  # results: row_kernels.md
+    step, stages, warps = half_rows.gatv2(heads, dim, width, load, backward)
+    return config._replace(step=step * config.step, stages=stages, warps=warps or config.warps)
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

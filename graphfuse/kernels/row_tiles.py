@@ -126,6 +126,11 @@ def together(a, b, zero):
             "lop3.b32 $0, $4, $8, $12, 0xF8; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
             "=f,=f,=f,=f,f,f,f,f,f,f,f,f,r,r,r,r", [a, b, zero], dtype=tl.float32, is_pure=True, pack=4,
         )  # fmt: skip
+    if a.dtype == b.dtype and a.dtype.primitive_bitwidth == 16 and tl.target_info.cuda_capability_geq(8, 0):
+        a = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $4, $8, $12, 0xF8; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r", [a, b, zero], dtype=a.dtype, is_pure=True, pack=8,
+        )  # fmt: skip
     return a
 
 

@@ -34,12 +34,35 @@ def test_gat_trains_by_rows_where_terms_are_of_another_dtype(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_gatv2_in_half_precision_has_no_pipeline_where_rows_are_many(backward: bool) -> None:
-    shapes = [(1, 64), (1, 128), (8, 16), (8, 64), (4, 32), (8, 8)]
-    for shape in shapes:
-        config = {load: launch.gatv2_row(*shape, 2, load, backward) for load in launch.RowLoad}
-        attention = launch.attention_row(*shape, 2, launch.RowLoad.NORMAL, backward)
-        assert config[launch.RowLoad.SHORT] == config[launch.RowLoad.NORMAL] == attention._replace(stages=1)
-        few = config[launch.RowLoad.FEW]  # forward reads twice as much ahead
-        wide = shape in ((8, 16), (8, 64), (4, 32)) and not backward
-        assert few == attention._replace(step=(1 + wide) * attention.step) and few.stages == 3
+def test_gatv2_in_half_precision_takes_wide_steps_where_rows_are_long_or_few(backward: bool) -> None:
+    load = launch.RowLoad
+    long = {(1, 32): 2, (1, 64): 2, (1, 128): 2, (8, 16): 4, (2, 64): 4, (4, 32): 4}  # steps of attention's
+    few = {
+        (1, 64): (4, 1),
+        (1, 128): (4, 3),
+        (8, 16): (4, 3),
+        (2, 64): (4, 3),
+        (4, 32): (4, 3),
+        (8, 8): (4, 1),
+    }
+    if backward:
+        few = {shape: (2 if shape in ((1, 64), (8, 16), (8, 8)) else 4, 1) for shape in few}
+    for shape in [(1, 16), (1, 32), (8, 64), (8, 8), *few]:
+        config = {rows: launch.gatv2_row(*shape, 2, rows, backward) for rows in load}
+        attention = launch.attention_row(*shape, 2, load.NORMAL, backward)
+        assert config[load.SHORT] == config[load.NORMAL] == attention._replace(stages=1)
+        step, warps = long.get(shape, 1), attention.warps
+        if backward:
+            step, warps = (2, 2) if shape[1] >= 32 and shape in long else (1, attention.warps)
+        assert config[load.LONG] == attention._replace(step=step * attention.step, stages=1, warps=warps)
+        step, stages = few.get(shape, (2 if shape == (8, 64) and not backward else 1, 3))
+        warps = (1 if backward and shape[0] == 1 else 2) if shape in few else attention.warps
+        assert config[load.FEW] == attention._replace(step=step * attention.step, stages=stages, warps=warps)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_gat_in_half_precision_has_a_pipeline_where_rows_are_few_and_wide(backward: bool) -> None:
+    for shape in [(1, 64), (4, 32), (8, 16), (8, 8)]:
+        for load in launch.RowLoad:
+            config = launch.gat_row(*shape, 2, load, backward)
+            assert config.stages == (3 if load is launch.RowLoad.FEW and shape[1] >= 32 else 1)
