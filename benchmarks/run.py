@@ -22,6 +22,7 @@ from benchmarks import blocksparse as blocksparse
 from benchmarks import captured_steps as captured_steps
 from benchmarks import compiled as compiled
 from benchmarks import cora_step as cora_step
+from benchmarks import edge_attention as edge_attention
 from benchmarks import epochs as epochs
 from benchmarks import gcn_step as gcn_step
 from benchmarks import graph_transformer as graph_transformer

@@ -188,6 +188,23 @@ def test_floor_of_additive_attention_gathers_the_numbers_of_scores(monkeypatch: 
     assert floors.additive_ms(windows, "agnn", 1, 256, half, True) == 2 * 1 + 2 * 10 + 2000
 
 
+def test_floor_of_additive_attention_reads_numbers_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = RowWindows.from_edge_index(torch.tensor([[0, 1, 1], [0, 1, 2]]), (2, 3))
+    monkeypatch.setattr(floors, "gather_ms", lambda *arguments: 0.0)
+    monkeypatch.setattr(floors, "copy_bytes_per_ms", lambda device: 1.0)
+    for kind, backward, walks in (
+        ("gat", False, 1),
+        ("gat", True, 3),
+        ("gatv2", False, 1),
+        ("gatv2", True, 4),
+    ):
+        with_edges, without = (
+            floors.additive_ms(windows, kind, 4, 64, torch.float16, backward, size) for size in (10, 0)
+        )
+        assert with_edges is not None and without is not None
+        assert with_edges - without == walks * 3 * 10  # three edges
+
+
 def test_floor_of_a_symmetric_graph_gathers_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     windows = RowWindows.from_edge_index(torch.tensor([[0, 1], [1, 0]]))
     asked = []
