@@ -5,6 +5,12 @@ from __future__ import annotations
 from graphfuse.kernels.loads import RowLoad
 
 
+def stages_with_edges(heads: int, load: RowLoad, backward: bool) -> int:
+    """Stages of a pipeline of attention whose edges carry numbers (results: pairs.md)."""
+    many = load in (RowLoad.NORMAL, RowLoad.LONG)
+    return 1 if many and (heads > 1 or not backward) else 2
+
+
 def gatv2(heads: int, dim: int, width: int, load: RowLoad, backward: bool) -> tuple[int, int, int]:
     """Steps of GATv2's attention in those of attention, stages of a pipeline, warps, 0 for attention's.
 

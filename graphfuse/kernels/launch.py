@@ -273,7 +273,8 @@ def attention_row(
         return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
-    return Config(block_dim, step, 3 if edge_dim == 0 else 2, warps, block_edge, rows=block_heads)
+    stages = 3 if edge_dim == 0 else 2 if size > 2 else half_rows.stages_with_edges(heads, load, backward)
+    return Config(block_dim, step, stages, warps, block_edge, rows=block_heads)
 
 
 @functools.cache
@@ -376,10 +377,9 @@ def gat_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) -> C
     if size > 2:
         step, warps = float32_rows.gat(heads, config.rows * config.block_dim, load, backward)
         return config._replace(step=step, warps=warps)
-    if dim < 32:
-        return config._replace(stages=1)
-    stages = config.stages if load is RowLoad.FEW else 1  # results: pairs.md
-    return config._replace(step=(2 - backward) * config.step, stages=stages)
+    step = config.step if dim < 32 or backward else 2 * config.step
+    stages = config.stages if load is RowLoad.FEW and dim >= 32 else 1  # results: pairs.md
+    return config._replace(step=step, stages=stages)
 
 
 @functools.cache

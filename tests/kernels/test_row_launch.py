@@ -66,3 +66,15 @@ def test_gat_in_half_precision_has_a_pipeline_where_rows_are_few_and_wide(backwa
         for load in launch.RowLoad:
             config = launch.gat_row(*shape, 2, load, backward)
             assert config.stages == (3 if load is launch.RowLoad.FEW and shape[1] >= 32 else 1)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_with_numbers_of_edges_has_a_pipeline(heads: int, dtype: torch.dtype) -> None:
+    """In half precision only where rows are few or short, or in backward of one head."""
+    load = launch.RowLoad
+    for rows in load:
+        for backward in (False, True):
+            config = launch.attention_row(heads, 32, dtype.itemsize, rows, backward, 16)
+            none = dtype in HALF and rows in (load.NORMAL, load.LONG) and (heads > 1 or not backward)
+            assert config.stages == (1 if none else 2)
