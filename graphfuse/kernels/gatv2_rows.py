@@ -3,27 +3,16 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows, sum_where_positive
-from graphfuse.kernels.row_tiles import (
-    addresses,
-    before_loop,
-    columns_of_step,
-    direction,
-    first_columns,
-    first_with_loop,
-    load_own,
-    row_task,
-    step_with_loop,
-    store_own,
-    together,
-)
+from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
+    rounded,
 )
 
 _COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
@@ -41,6 +30,40 @@ def load_weights(stats_ptr, place, mask, ALONE: tl.constexpr):
 
 
 @triton.jit
+def loop_gradients(
+    own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
+    heads, offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
+    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
+    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
+    shift, norm, delta = load_weights(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head, ALONE)
+    own, att = own.to(ACC), att.to(ACC)
+    u = own + other
+    if loop_edge_ptr is not None:
+        u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
+    factor = tl.full(heads.shape, 1.0, dtype=ACC)
+    if DROPOUT > 0:
+        node = tl.zeros_like(heads) + row
+        own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
+        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
+    if own_out is not None:
+        dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
+    elif ALONE:
+        out = tl.load(out_at, mask=mask, other=0.0).to(ACC)
+        dp = tl.sum(grad * (own * factor[:, None] - out), 1)
+    else:
+        dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
+    s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)  # as forward adds it up
+    ds, dropped = slopes(s, mask_head, dp, shift, norm, delta, factor, PRECISE)
+    scored = ds[:, None] * leaky_slope(u, SLOPE)
+    if d_loop_edge_ptr is not None:
+        tl.store(d_loop_edge_ptr + offs, (scored * att).to(d_loop_edge_ptr.dtype.element_ty), mask=mask)
+    return scored, dropped[:, None] * grad, scored * u
+
+
+@triton.jit
 def gradients_of_row(
     first_ptr, d_att_ptr, d_edge_ptr, d_loop_edge_ptr, partial_ptr, ptr_ptr, column_ptr, copy_ptr,
     edge_perm_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, out_ptr, edge_ptr, loop_edge_ptr, stats_ptr,
@@ -52,21 +75,22 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    APART: tl.constexpr = not PRECISE and edge_ptr is None  # d_att of what rows of either end sum up anyway
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    att = load_own(att_ptr, offs_head, mask, EDGES)
+    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0)
     if TRANSPOSED:
-        own = load_own(x_src_ptr + offs_row * SRC_STRIDE, offs_head, mask, EDGES)
+        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0)
     else:
-        own = load_own(x_dst_ptr + offs_row * DST_STRIDE, offs_head, mask, EDGES)
-        grad = load_own(grad_ptr + offs_row * GRAD_STRIDE, offs_head, mask, EDGES).to(ACC)
+        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0)
+        grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
+            None, :, :
+        ]
         place = (offs_row * HEADS + heads)[None, :]
         shift, norm, delta = load_weights(stats_ptr, place, mask_head[None, :], ALONE)
     own_out = None
     if out_ptr is not None and not TRANSPOSED:
-        own_out = load_own(out_ptr + offs_row * HEADS * DIM, offs_head, mask, EDGES).to(ACC)
+        own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
     # the gradient of the own row, through scores (att apart), in half precision what does not hang on the
     # slope apart, and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -75,60 +99,51 @@ def gradients_of_row(
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
+    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live, its_loop = offs < end, offs < begin
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        live = offs < end
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        listed_edge = live[:, None, None] & mask[None, :, :]
         if edge_ptr is not None:
-            edge = tl.load(edge_perm_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
-            edge = edge[:, None, None].to(tl.int64) * HEADS * DIM + offs_head[None, :, :]
+            edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None, None].to(tl.int64)
+            edge = edge * HEADS * DIM + offs_head[None, :, :]
+        if LOOPS:
+            live = live & (column != row)
         gathered = live[:, None, None] & mask[None, :, :]
         offs_other = column[:, None, None].to(tl.int64)
         mask_edge = live[:, None] & mask_head[None, :]
         if TRANSPOSED:
-            at = addresses(x_dst_ptr, offs_other, offs_head, DST_STRIDE)
-            other = tl.load(at, mask=gathered, other=0.0)
-            at = addresses(grad_ptr, offs_other, offs_head, GRAD_STRIDE)
-            grad = tl.load(at, mask=gathered, other=0.0)
+            offs_gathered = offs_other * DST_STRIDE + offs_head[None, :, :]
+            other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0)
+            offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
+            grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0)
             if not ALONE:
                 other = together(other, grad, end >> 31)
-            x, grad = own.to(ACC), grad.to(ACC)
+            x, grad = own[None, :, :].to(ACC), grad.to(ACC)
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
         else:
             offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
             other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0)
             x = other.to(ACC)
-        u = sum_of_rows(other, own)
+        u = sum_of_rows(other, own[None, :, :])
         if edge_ptr is not None:
-            at = edge_ptr + edge
-            if LOOPS:
-                own_at = loop_edge_ptr + (offs_row * HEADS * DIM + offs_head)
-                at = tl.where(its_loop[:, None, None], own_at[None, :, :], at)
-            u = sum_of_rows(u, tl.load(at, mask=gathered, other=0.0))
+            u = sum_of_rows(u, tl.load(edge_ptr + edge, mask=gathered, other=0.0))
         factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
         if DROPOUT > 0:
-            copy = load_copies(copy_ptr, offs, (offs >= begin) & (offs < end))
+            copy = load_copies(copy_ptr, offs, offs < end)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         bent = bent_rows(u, SLOPE)
         s = scores_of(bent, att, gathered, DIM, ACC)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
-            at = addresses(out_ptr, offs_other, offs_head, HEADS * DIM)
+            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
             out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
         elif own_out is not None:
-            dp, base = tl.sum(grad * (x * factor[:, :, None] - own_out), 2), 0.0
+            dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
         else:
             dp = tl.sum(grad * x, 2) * factor
         ds, dropped = slopes(s, mask_edge, dp, shift, norm, base, factor, PRECISE)
@@ -139,40 +154,46 @@ def gradients_of_row(
         if TRANSPOSED:
             summed += dropped[:, :, None] * grad
         else:
-            if not APART:
-                d_att += ds[:, :, None] * bent.to(ACC)
-            if d_edge_ptr is not None or d_loop_edge_ptr is not None:
-                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att.to(ACC)
+            d_att += ds[:, :, None] * bent.to(ACC)
             if d_edge_ptr is not None:
-                listed_edge = mask[None, :, :] & ((offs >= begin) & (offs < end))[:, None, None]
+                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
-            if d_loop_edge_ptr is not None:
-                at = d_loop_edge_ptr + (offs_row * HEADS * DIM + offs_head[None, :, :] + offs_other * 0)
-                mask_loop = mask[None, :, :] & its_loop[:, None, None]
-                tl.store(at, value.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_loop)
-    scored, summed = tl.sum(scored, 0)[None, :, :], tl.sum(summed, 0)[None, :, :]
+    scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if not PRECISE:
-        scored = SLOPE * tl.sum(level, 0)[None, :, None] + (1.0 - SLOPE) * scored
-    d_att = tl.sum(d_att, 0)[None, :, :]
-    of_att = (
-        tl.where(scored == 0, 0.0, own.to(ACC) * scored) if APART else d_att
-    )  # an Inf without edges is none
+        scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored
+    if LOOPS:
+        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
+        grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
+        if TRANSPOSED:
+            other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
+        else:
+            other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
+        out_at = None
+        if ALONE:
+            out_at = out_ptr + offs_row * HEADS * DIM + offs_head
+        loop_scored, loop_summed, loop_att = loop_gradients(
+            own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr,
+            row, heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
+            TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
+        )  # fmt: skip
+        scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
     first = att.to(ACC) * scored
     if TRANSPOSED:
         first += summed
-    PARTS: tl.constexpr = 2 if APART or not TRANSPOSED else 1
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
+            PARTS: tl.constexpr = 1 if TRANSPOSED else 2
             partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
-            store_own(partial_ptr, offs_head, first, mask)
-            if PARTS == 2:
-                store_own(partial_ptr + HEADS * DIM, offs_head, of_att, mask)
+            tl.store(partial_ptr + offs_head, first, mask=mask)
+            if not TRANSPOSED:
+                tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
-        store_own(first_ptr + offs_row * HEADS * DIM, offs_head, first, mask)
-        if PARTS == 2:
-            store_own(d_att_ptr + offs_row * HEADS * DIM, offs_head, of_att, mask)
+        at = offs_row * HEADS * DIM + offs_head
+        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
+        if not TRANSPOSED:
+            tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
 
 
 # All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
@@ -181,9 +202,8 @@ def gradients_of_row(
 #   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
 #             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
 #             receivers, out: g x - delta is then g (x - out), which loses no bits
-#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers, and in half
-#             precision without edge of sources too, d_att, a row's part of it, [num_rows, HEADS, DIM]; of
-#             receivers d_edge and d_loop_edge; slices write the first two to their slot
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
+#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
 #   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=_COUNTS)
 def gatv2_bwd_row_kernel(

@@ -3,10 +3,7 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.tiles import load_task
-
-_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
@@ -87,74 +84,6 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
     if STAGES == 1:
         return ahead, tl.load(column_ptr + offs + EDGES, mask=offs < end - EDGES, other=0)
     return tl.load(column_ptr + offs, mask=offs < end, other=0), ahead
-
-
-@triton.jit
-def before_loop(ptr_ptr, row, begin, num_loops):
-    # Where to begin a row whose loop stands in no list: one place before its edges, in its first slice.
-    return begin - ((begin == tl.load(ptr_ptr + row)) & (row < num_loops)).to(tl.int32)
-
-
-@triton.jit
-def first_with_loop(column_ptr, row, first, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # As `first_columns`, from `before_loop` on.
-    ahead = first + tl.arange(0, EDGES)
-    if STAGES == 1:
-        column = tl.load(column_ptr + ahead, mask=(ahead >= begin) & (ahead < end), other=0)
-        ahead = tl.where(ahead < begin, row, column)
-    return ahead
-
-
-@triton.jit
-def step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # As `columns_of_step`; and which of the places `offs` has an edge: other loops are none.
-    if STAGES == 1:
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-    else:
-        column = tl.load(column_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
-        column = tl.where(offs < begin, row, column)
-    return column, ahead, (offs < end) & ((column != row) | (offs < begin))
-
-
-@triton.constexpr_function
-def _fits(numbers, size, threads):
-    # whether they are one load a thread
-    return numbers * size <= 16 * threads
-
-
-@triton.jit
-def load_own(ptr, offs_head, mask, EDGES: tl.constexpr):
-    # A row's features: [2, ..] where a step has two edges and its tile is one load a thread, loaded by each
-    # thread that computes with them, else [1, ..], which Triton gives to other threads, and moves. Of more
-    # edges each thread would have as much to do at the end of a row as moving takes.
-    SIZE: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-    EACH: tl.constexpr = EDGES == 2 and (
-        _INTERPRETING
-        or (tl.target_info.is_cuda() and _fits(EDGES * offs_head.numel, SIZE, tl.extra.cuda.num_threads()))
-    )
-    offs, mask = offs_head[None, :, :], mask[None, :, :]
-    if EACH:
-        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
-        mask = mask & (tl.zeros((EDGES, 1, 1), dtype=tl.int32) == 0)
-    return tl.load(ptr + offs, mask=mask, other=0.0)
-
-
-@triton.jit
-def store_own(ptr, offs_head, x, mask):
-    # Stores a row's features, of which x has those of one edge or of each, which are the same.
-    EDGES: tl.constexpr = x.shape[0]
-    offs, mask = offs_head[None, :, :], mask[None, :, :]
-    if EDGES > 1:
-        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
-        mask = mask & (tl.arange(0, EDGES) == 0)[:, None, None]
-    tl.store(ptr + offs, x.to(ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def addresses(ptr, node, offs_head, STRIDE: tl.constexpr):
-    # Of the features `offs_head` of rows. These are added first, once for all steps: two matrices of one
-    # stride would else share the sum with the row, to which each step adds two pointers of 64 bits.
-    return (ptr + offs_head[None, :, :]) + node * STRIDE
 
 
 @triton.jit
