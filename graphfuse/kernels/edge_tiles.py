@@ -3,10 +3,8 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.device import INTERPRETING
+from graphfuse.kernels.pairs import product_in_pairs
 from graphfuse.kernels.tiles import rows_of_product
-
-_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
@@ -36,15 +34,7 @@ def spread(x, DIM: tl.constexpr):
 def weighted(x, weight, DIM: tl.constexpr):
     # Gathered rows of half precision times a weight of each head, two products an instruction: where a row
     # is used twice the compiler would take pairs apart.
-    weight = spread(weight, DIM)
-    if _INTERPRETING or not tl.target_info.cuda_capability_geq(9, 0):
-        x = (x.to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
-    else:
-        NAME: tl.constexpr = (
-            "mul.rn.f16x2 $0, $1, $2;" if x.dtype == tl.float16 else "mul.rn.bf16x2 $0, $1, $2;"
-        )
-        x = tl.inline_asm_elementwise(NAME, "=r,r,r", [x, weight], dtype=x.dtype, is_pure=True, pack=2)
-    return x
+    return product_in_pairs(x, spread(weight, DIM))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Arithmetic of half precision, two numbers an instruction, for what GATv2 makes of a pair of rows.
+"""Arithmetic of half precision, two numbers an instruction, and what GATv2 makes of a pair of rows with it.
 
 Each result is rounded, as PyG's are, which makes a tensor of each. Products of scores are added up in half
 precision as far as one thread has four pairs of them, and in float32 from there on. Of float32 everything is
@@ -53,6 +53,11 @@ def _in_pairs(NAME: tl.constexpr, x, y, z):
 
 
 @triton.jit
+def product_in_pairs(x, y):
+    return _in_pairs("product", x, y, y)
+
+
+@triton.jit
 def sum_of_rows(x, y):
     y = tl.broadcast_to(y, x.shape)
     return x + y if x.dtype.primitive_bitwidth > 16 else _in_pairs("sum", x, y, y)
@@ -64,7 +69,7 @@ def bent_rows(u, SLOPE: tl.constexpr):
     if u.dtype.primitive_bitwidth > 16:
         bent = leaky(u, SLOPE)
     else:
-        less = _in_pairs("product", u, tl.full(u.shape, SLOPE, tl.float32).to(u.dtype), u)
+        less = product_in_pairs(u, tl.full(u.shape, SLOPE, tl.float32).to(u.dtype))
         bent = _in_pairs("maximum", u, less, u) if SLOPE > 0 and SLOPE <= 1 else tl.where(u > 0, u, less)
     return bent
 
@@ -92,7 +97,7 @@ def _doubled(x):
 @triton.jit
 def _words(x):
     # x, two numbers in a word: what is loaded before a loop would be put together in each of its steps
-    return _in_pairs("product", x, tl.full(x.shape, 1.0, tl.float32).to(x.dtype), x)
+    return product_in_pairs(x, tl.full(x.shape, 1.0, tl.float32).to(x.dtype))
 
 
 @triton.jit
@@ -103,7 +108,7 @@ def scores_of(bent, att, live, WIDTH: tl.constexpr, ACC: tl.constexpr):
     else:
         a = tl.broadcast_to(att[None, :, :], bent.shape)
         if bent.shape[2] < 8:
-            part = _in_pairs("product", bent, a, a).to(ACC)
+            part = product_in_pairs(bent, a).to(ACC)
         else:
             even, odd = _halved(bent)
             b0, b2 = _halved(even)
@@ -111,7 +116,7 @@ def scores_of(bent, att, live, WIDTH: tl.constexpr, ACC: tl.constexpr):
             even, odd = _halved(a)
             a0, a2 = _halved(even)
             a1, a3 = _halved(odd)
-            part = _in_pairs("product", b0, _words(a0), b0)
+            part = product_in_pairs(b0, _words(a0))
             part = _in_pairs("sum of products", b1, _words(a1), part)
             part = _in_pairs("sum of products", b2, _words(a2), part)
             part = _in_pairs("sum of products", b3, _words(a3), part)
