@@ -23,7 +23,6 @@ from graphfuse.reference.attention import kept
 
 _MODES = ("fwd", "fwd+bwd")
 _OF_EDGES = ("edge_score", "edge")  # operands, in the order of the edge list
-_SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,7 @@ def _expected(i: Inputs, grad: Tensor) -> list[tuple[int, truth.Expected]]:
     checks = [(0, truth.Expected(both[0][0][at.rows], both[1][0][at.rows], at.rows, 2.0))]
     if i.grad is None:
         return checks
-    generator = torch.Generator().manual_seed(1)
-    nodes = torch.unique(torch.randint(i.graph.num_nodes, (_SOURCES,), generator=generator)).to(source.device)
-    reached = torch.unique(truth.edges_of(nodes, source, target, i.graph.num_nodes).column)
+    nodes, reached = truth.sample_sources(source, target, i.graph.num_nodes)
     if i.kind == "agnn" or i.options:  # rows of AGNN are receivers, too; with loops sources are
         reached = torch.unique(torch.cat([reached, nodes]))
     edges = truth.edges_of(reached, target, source, i.graph.num_nodes).edge

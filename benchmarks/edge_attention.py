@@ -17,7 +17,6 @@ from graphfuse import ops, reference
 from graphfuse.kernels.device import kernel_problem
 
 _MODES = ("fwd", "fwd+bwd")
-_SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
 _OF_SOURCES, _OF_EDGES = ("k", "v"), "edge_attr"
 Results = tuple[Tensor, Tensor]  # the output, and the weighted sums of the edges' numbers
 
@@ -103,9 +102,7 @@ def _expected(i: Inputs, grads: Results) -> list[tuple[int, truth.Expected]]:
     checks = [(n, truth.Expected(both[0][n][at.rows], both[1][n][at.rows], at.rows, 2.0)) for n in range(2)]
     if i.grads is None:
         return checks
-    generator = torch.Generator().manual_seed(1)
-    nodes = torch.unique(torch.randint(i.graph.num_nodes, (_SOURCES,), generator=generator)).to(source.device)
-    reached = torch.unique(truth.edges_of(nodes, source, target, i.graph.num_nodes).column)
+    nodes, reached = truth.sample_sources(source, target, i.graph.num_nodes)
     edges = truth.edges_of(reached, target, source, i.graph.num_nodes).edge
     both = [_by_definition(i, edges, grads, dtype) for dtype in dtypes]
     for place, name in enumerate(i.operands, start=2):

@@ -11,6 +11,7 @@ from torch import Tensor
 from graphfuse.reference.attention import kept
 
 _RANDOM, _LONGEST = 4096, 16
+_SOURCES = 16  # whose gradients are checked, which takes all edges of all their receivers
 _PIECE = 2**24  # elements that one step of a float64 sum holds
 
 
@@ -52,6 +53,13 @@ def edges_of(rows: Tensor, row: Tensor, column: Tensor, num_rows: int) -> Rows:
     place = _places(rows, num_rows)
     edge = (place[row] >= 0).nonzero().view(-1)
     return Rows(rows, place[row[edge]], column[edge], edge)
+
+
+def sample_sources(source: Tensor, target: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """16 random nodes of a graph, or fewer, and all that their edges reach."""
+    generator = torch.Generator().manual_seed(1)
+    nodes = torch.unique(torch.randint(num_nodes, (_SOURCES,), generator=generator)).to(source.device)
+    return nodes, torch.unique(edges_of(nodes, source, target, num_nodes).column)
 
 
 def _places(rows: Tensor, num_rows: int) -> Tensor:

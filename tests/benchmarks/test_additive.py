@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import additive, bench, graphs
+from benchmarks import additive, bench, graphs, rows
 
 CASE: dict[str, Any] = {"graph": "tiny", "kind": "gat", "shape": (2, 8), "mode": "fwd+bwd"}
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -49,3 +49,19 @@ def test_another_attention_is_wrong(change: str, monkeypatch: pytest.MonkeyPatch
 def test_without_dropout_there_are_no_loops() -> None:
     problem = bench.REGISTRY["additive"].problem(**CASE | {"dtype": torch.float32})
     assert problem.inputs.options == {} and not {"dropout", "self_loops"} & problem.facts["extra"].keys()
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_numbers_of_edges_are_operands_of_a_case_of_their_own(kind: str) -> None:
+    """Their gradients are checked, and their rows hide no others."""
+    made, case = bench.REGISTRY["additive"], CASE | {"kind": kind, "dtype": torch.float32}
+    without, problem = (made.problem(**case, edges=edges) for edges in (False, True))
+    results = made.providers["graphfuse"](problem.inputs).results()
+    assert len(results) == len(made.providers["graphfuse"](without.inputs).results()) + 1
+    assert not problem.check(results).wrong
+    assert problem.check([*results[:-1], results[-1] + 1]).wrong
+    described = [
+        rows.describe(bench.Record(op="additive", provider="graphfuse", **one.facts))
+        for one in (without, problem)
+    ]
+    assert described[0][:4] == described[1][:4] and described[1][4] == f"{described[0][4]}, edges"
