@@ -75,6 +75,7 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
+    APART: tl.constexpr = not PRECISE and edge_ptr is None  # d_att of what rows of either end sum up anyway
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -154,7 +155,8 @@ def gradients_of_row(
         if TRANSPOSED:
             summed += dropped[:, :, None] * grad
         else:
-            d_att += ds[:, :, None] * bent.to(ACC)
+            if not APART:
+                d_att += ds[:, :, None] * bent.to(ACC)
             if d_edge_ptr is not None:
                 value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
@@ -177,22 +179,24 @@ def gradients_of_row(
             TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
         )  # fmt: skip
         scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
+    if APART:  # an Inf in a row without edges is none of its business
+        d_att = tl.where(scored == 0, 0.0, own.to(ACC) * scored)
     first = att.to(ACC) * scored
     if TRANSPOSED:
         first += summed
+    PARTS: tl.constexpr = 2 if APART or not TRANSPOSED else 1
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            PARTS: tl.constexpr = 1 if TRANSPOSED else 2
             partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
             tl.store(partial_ptr + offs_head, first, mask=mask)
-            if not TRANSPOSED:
+            if PARTS == 2:
                 tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
         at = offs_row * HEADS * DIM + offs_head
         tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
-        if not TRANSPOSED:
+        if PARTS == 2:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
 
 
@@ -202,8 +206,9 @@ def gradients_of_row(
 #   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
 #             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
 #             receivers, out: g x - delta is then g (x - out), which loses no bits
-#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
-#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers, and in half
+#             precision without edge of sources too, d_att, a row's part of it, [num_rows, HEADS, DIM]; of
+#             receivers d_edge and d_loop_edge; slices write the first two to their slot
 #   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=_COUNTS)
 def gatv2_bwd_row_kernel(
