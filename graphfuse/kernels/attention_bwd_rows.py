@@ -8,7 +8,14 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import (
+    addresses,
+    columns_of_step,
+    direction,
+    first_columns,
+    row_task,
+    together,
+)
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
@@ -127,13 +134,13 @@ def gradients_of_row(
             live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
-        offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]
-        other = tl.load(other_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+        at = addresses(other_ptr, offs_other, offs_head, OTHER_STRIDE)
+        other = tl.load(at, mask=gathered, other=0.0).to(ACC)
         if key_scale_ptr is not None and not TRANSPOSED:
             other_value = other
         else:
-            offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]
-            other_value = tl.load(other_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
+            at = addresses(other_value_ptr, offs_other, offs_head, OTHER_VALUE_STRIDE)
+            other_value = tl.load(at, mask=gathered, other=0.0).to(ACC)
             if not ALONE:
                 other = together(other, other_value, end >> 31)
         if TRANSPOSED:
@@ -175,7 +182,7 @@ def gradients_of_row(
             if own_out is not None:
                 other_value *= factor[:, :, None]
         if ALONE and TRANSPOSED:
-            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
+            at = addresses(out_ptr, offs_other, offs_head, HEADS * DIM)
             other_out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             gap = own_value[None, :, :]
             if DROPOUT > 0:

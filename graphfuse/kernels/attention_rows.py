@@ -18,7 +18,7 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import columns_of_step, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import addresses, columns_of_step, first_columns, row_task, together
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
@@ -53,12 +53,13 @@ def sums_of_row(
             live = live & (column != row)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
-        k = tl.load(k_ptr + offs_other * K_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0).to(ACC)
+        at = addresses(k_ptr, offs_other, offs_head, K_STRIDE)
+        k = tl.load(at, mask=gathered, other=0.0).to(ACC)
         if key_scale_ptr is not None:
             v = k
         else:
-            v = tl.load(v_ptr + offs_other * V_STRIDE + offs_head[None, :, :], mask=gathered, other=0.0)
-            v = v.to(ACC)
+            at = addresses(v_ptr, offs_other, offs_head, V_STRIDE)
+            v = tl.load(at, mask=gathered, other=0.0).to(ACC)
             if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:  # of others the compiler does by itself
                 k = together(k, v, end >> 31)
         s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)

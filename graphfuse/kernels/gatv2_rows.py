@@ -7,7 +7,14 @@ from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, lo
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows, sum_where_positive
-from graphfuse.kernels.row_tiles import columns_of_step, direction, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import (
+    addresses,
+    columns_of_step,
+    direction,
+    first_columns,
+    row_task,
+    together,
+)
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
@@ -115,10 +122,10 @@ def gradients_of_row(
         offs_other = column[:, None, None].to(tl.int64)
         mask_edge = live[:, None] & mask_head[None, :]
         if TRANSPOSED:
-            offs_gathered = offs_other * DST_STRIDE + offs_head[None, :, :]
-            other = tl.load(x_dst_ptr + offs_gathered, mask=gathered, other=0.0)
-            offs_gathered = offs_other * GRAD_STRIDE + offs_head[None, :, :]
-            grad = tl.load(grad_ptr + offs_gathered, mask=gathered, other=0.0)
+            at = addresses(x_dst_ptr, offs_other, offs_head, DST_STRIDE)
+            other = tl.load(at, mask=gathered, other=0.0)
+            at = addresses(grad_ptr, offs_other, offs_head, GRAD_STRIDE)
+            grad = tl.load(at, mask=gathered, other=0.0)
             if not ALONE:
                 other = together(other, grad, end >> 31)
             x, grad = own[None, :, :].to(ACC), grad.to(ACC)
@@ -140,7 +147,7 @@ def gradients_of_row(
         s = scores_of(bent, att, gathered, DIM, ACC)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
-            at = out_ptr + offs_other * (HEADS * DIM) + offs_head[None, :, :]
+            at = addresses(out_ptr, offs_other, offs_head, HEADS * DIM)
             out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
         elif own_out is not None:

@@ -87,6 +87,13 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
 
 
 @triton.jit
+def addresses(ptr, node, offs_head, STRIDE: tl.constexpr):
+    # Of the features `offs_head` of rows. These are added first, once for all steps: two matrices of one
+    # stride would else share the sum with the row, to which each step adds two pointers of 64 bits.
+    return (ptr + offs_head[None, :, :]) + node * STRIDE
+
+
+@triton.jit
 def row_sum(
     x_ptr, column_ptr, edge_perm_ptr, edge_weight_ptr, col_scale_ptr, row, begin, end, limit, columns, places,
     offs_dim, mask_dim, X_STRIDE: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
