@@ -14,51 +14,16 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
     all_together,
+    before_loop,
     columns_of_step,
     first_columns,
+    first_with_loop,
     row_of_program,
     row_task,
     rows_of_program,
+    step_with_loop,
 )
-from graphfuse.kernels.tiles import (
-    after_previous,
-    head_tile,
-    nothing,
-    rounded,
-)
-
-
-@triton.jit
-def load_loop(
-    x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask, mask_head,
-    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, V2: tl.constexpr,
-):  # fmt: skip
-    # Whether a row's loop, an edge of its first slice, is one of the edges from `begin` on; and what it is
-    # made of: x, the source's number or, of V2, nothing, and the loop's number.
-    with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-    mask, mask_head = mask & with_loop, mask_head & with_loop
-    offs_row = tl.cast(row, tl.int64)
-    found = nothing()
-    found += (tl.load(x_ptr + offs_row * X_STRIDE + offs_head, mask=mask, other=0.0),)
-    if V2:
-        if loop_edge_ptr is not None:
-            at = loop_edge_ptr + offs_row * HEADS * DIM + offs_head
-            found += (tl.load(at, mask=mask, other=0.0),)
-    else:
-        found += (tl.load(other_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
-        if loop_edge_ptr is not None:
-            found += (tl.load(loop_edge_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0),)
-    return with_loop, found
-
-
-@triton.jit
-def loop_score(own, att, loop, mask, SLOPE: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr):
-    # What the LeakyReLU takes, and the score, of a row's loop, of which `load_loop` found `loop`.
-    u = loop[0].to(ACC) + own.to(ACC) if V2 else own + loop[1].to(ACC)
-    if len(loop) > 2 - V2:
-        u += loop[2 - V2].to(ACC)
-    s = leaky(u, SLOPE)
-    return u, tl.sum(rounded(att.to(ACC) * s, mask), 1) if V2 else s
+from graphfuse.kernels.tiles import after_previous, head_tile
 
 
 @triton.jit
@@ -79,34 +44,22 @@ def sums_of_row(
     tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    if LOOPS:  # which sums begin with, so that it is on its way as the first columns are
-        with_loop, loop = load_loop(
-            x_ptr, other_ptr, loop_edge_ptr, ptr_ptr, row, begin, num_loops, heads, offs_head, mask,
-            mask_head, X_STRIDE, HEADS, DIM, V2,
-        )  # fmt: skip
-        loop_u, loop_s = loop_score(own, att, loop, mask & with_loop, SLOPE, V2, ACC)
-        loop_s = tl.where(with_loop, loop_s, float("-inf"))
-        loop_p = exp(loop_s if shift is None else loop_s - shift, PRECISE)
-        first = tl.arange(0, EDGES)[:, None] == 0
-        top, total = tl.where(first, loop_s[None, :], top), tl.where(first, loop_p[None, :], 0.0)
-        if tilt_ptr is not None:
-            high = tl.where(first & (loop_u > 0)[None, :], loop_p[None, :], 0.0)
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            loop_p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        own_x = loop_p[:, None] * loop[0].to(ACC)
-        acc = tl.where(first[:, :, None], own_x[None, :, :], 0.0)
-        if tilt_ptr is not None:
-            tilt = tl.where((first & (loop_u > 0)[None, :])[:, :, None], own_x[None, :, :], 0.0)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+    first_edge = begin
+    if LOOPS:
+        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
+        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
+    else:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        if edge_ptr is not None:
-            place = tl.load(edge_perm_ptr + offs, mask=live, other=0).to(tl.int64)
+        its_loop = offs < begin
         if LOOPS:
-            live = live & (column != row)
+            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
+        else:
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        if edge_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=live & (offs >= begin), other=0).to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         offs_x = column[:, None, None].to(tl.int64) * X_STRIDE + offs_head[None, :, :]
         rows = tl.load(x_ptr + offs_x, mask=gathered, other=0.0)
@@ -117,19 +70,22 @@ def sums_of_row(
                 rows = all_together(rows, end >> 31)
             u = sum_of_rows(rows, own[None, :, :])
             if edge_ptr is not None:
-                offs_edge = place[:, None, None] * HEADS * DIM + offs_head[None, :, :]
-                u = sum_of_rows(u, tl.load(edge_ptr + offs_edge, mask=gathered, other=0.0))
+                at = edge_ptr + (place[:, None, None] * HEADS * DIM + offs_head[None, :, :])
+                if LOOPS:
+                    own_at = loop_edge_ptr + (tl.cast(row, tl.int64) * HEADS * DIM + offs_head)
+                    at = tl.where(its_loop[:, None, None], own_at[None, :, :], at)
+                u = sum_of_rows(u, tl.load(at, mask=gathered, other=0.0))
             s = scores_of(bent_rows(u, SLOPE), att, gathered, DIM, ACC)
         else:
             offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
             u = own[None, :] + other.to(ACC)
             if edge_ptr is not None:
-                u += tl.load(
-                    edge_ptr + place[:, None] * HEADS + heads[None, :],
-                    mask=live & mask_head[None, :],
-                    other=0.0,
-                ).to(ACC)
+                at = edge_ptr + place[:, None] * HEADS + heads[None, :]
+                if LOOPS:
+                    own_at = loop_edge_ptr + (tl.cast(row, tl.int64) * HEADS + heads)
+                    at = tl.where(its_loop[:, None], own_at[None, :], at)
+                u += tl.load(at, mask=live & mask_head[None, :], other=0.0).to(ACC)
             s = leaky(u, SLOPE)
         s = tl.where(live, s, float("-inf"))
         top = tl.maximum(top, s)
@@ -138,7 +94,7 @@ def sums_of_row(
         if tilt_ptr is not None:
             high += tl.where(u > 0, p, 0.0)
         if DROPOUT > 0:
-            copy = load_copies(copy_ptr, offs, offs < end)
+            copy = load_copies(copy_ptr, offs, (offs >= begin) & (offs < end))
             other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
             p *= kept(own_key, other_key, DROPOUT, 1.0)
         x = rows.to(ACC)
@@ -219,32 +175,6 @@ def additive_row_kernel(
             )  # fmt: skip
 
 
-@triton.jit
-def gat_loop_gradients(
-    own, x, grad_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row, heads, mask, mask_head,
-    HEADS: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
-    # What the loop of a row adds to the gradients of a_src and x; 0 without the loop.
-    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    place = tl.cast(row, tl.int64) * HEADS + heads
-    shift, norm, delta, a_dst = load_stats(stats_ptr, place, mask_head)
-    u = own + a_dst
-    if loop_edge_ptr is not None:
-        u += tl.load(loop_edge_ptr + place, mask=mask_head, other=0.0).to(ACC)
-    factor = tl.full(heads.shape, 1.0, dtype=ACC)
-    if DROPOUT > 0:
-        node = tl.zeros_like(heads) + row
-        own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    dp = tl.sum(x * grad, 1) * factor
-    ds, dropped = slopes(leaky(u, SLOPE), mask_head, dp, shift, norm, delta, factor, PRECISE)
-    du = ds * leaky_slope(u, SLOPE)
-    if d_loop_edge_ptr is not None:
-        tl.store(d_loop_edge_ptr + place, du.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_head)
-    return du, dropped[:, None] * grad
-
-
 # All heads of one row of GAT, which is a source: what its neighbours, the receivers, say of it.
 #   grid      as the forward kernel, one row a program
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
@@ -275,17 +205,22 @@ def gat_bwd_row_kernel(
     dx = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+    first_edge = begin
+    if LOOPS:
+        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
+        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
+    else:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        listed_edge = live[:, None] & mask_head[None, :]
-        if edge_ptr is not None:
-            place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64) * HEADS
-            place += heads[None, :]
+        live, its_loop = offs < end, offs < begin
         if LOOPS:
-            live = live & (column != row)
+            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
+        else:
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        if edge_ptr is not None:
+            place = tl.load(edge_perm_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
+            place = place[:, None].to(tl.int64) * HEADS + heads[None, :]
         gathered = live[:, None, None] & mask[None, :, :]
         offs_grad = column[:, None, None].to(tl.int64) * GRAD_STRIDE + offs_head[None, :, :]
         grad = tl.load(grad_ptr + offs_grad, mask=gathered, other=0.0).to(ACC)
@@ -294,10 +229,14 @@ def gat_bwd_row_kernel(
         shift, norm, delta, a_dst = load_stats(stats_ptr, receiver, mask_edge)
         u = own[None, :] + a_dst
         if edge_ptr is not None:
-            u += tl.load(edge_ptr + place, mask=mask_edge, other=0.0).to(ACC)
+            at = edge_ptr + place
+            if LOOPS:
+                own_at = loop_edge_ptr + (offs_row * HEADS + heads)
+                at = tl.where(its_loop[:, None], own_at[None, :], at)
+            u += tl.load(at, mask=mask_edge, other=0.0).to(ACC)
         factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
         if DROPOUT > 0:
-            copy = load_copies(copy_ptr, offs, offs < end)
+            copy = load_copies(copy_ptr, offs, (offs >= begin) & (offs < end))
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], False)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         dp = tl.sum(x[None, :, :] * grad, 2) * factor
@@ -306,16 +245,13 @@ def gat_bwd_row_kernel(
         d_own += du
         dx += dropped[:, :, None] * grad
         if d_edge_ptr is not None:
+            listed_edge = mask_head[None, :] & ((offs >= begin) & (offs < end))[:, None]
             tl.store(d_edge_ptr + place, du.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
+        if d_loop_edge_ptr is not None:
+            at = d_loop_edge_ptr + (offs_row * HEADS + heads[None, :] + tl.zeros_like(receiver))
+            mask_loop = mask_head[None, :] & its_loop[:, None]
+            tl.store(at, du.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_loop)
     d_own, dx = tl.sum(d_own, 0), tl.sum(dx, 0)
-    if LOOPS:
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        loop_own, loop_x = gat_loop_gradients(
-            own, x, grad_ptr + offs_row * GRAD_STRIDE + offs_head, loop_edge_ptr, d_loop_edge_ptr, stats_ptr,
-            seed_ptr, row, heads, mask & with_loop, mask_head & with_loop, HEADS, SLOPE, DROPOUT, PRECISE,
-            ACC,
-        )  # fmt: skip
-        d_own, dx = d_own + loop_own, dx + loop_x
     whole = True
     if partial_ptr is not None:
         whole = slot < 0

@@ -10,17 +10,19 @@ from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
     addresses,
+    before_loop,
     columns_of_step,
     direction,
     first_columns,
+    first_with_loop,
     row_task,
+    step_with_loop,
     together,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    rounded,
     sum_of_products,
 )
 
@@ -51,36 +53,6 @@ def softmax_weight(s, top, norm, PRECISE: tl.constexpr):
         p = exp(s - top, True)
         return tl.where((norm == 1) & (p > 0.5), 1.0, p * norm)
     return tl.exp2(s * LOG2_E - top)
-
-
-@triton.jit
-def loop_gradients(
-    own, own_value, own_out, other_at, other_value_at, other_out_at, own_scale, mask, with_loop, stats_ptr,
-    place, mask_stats, seed_ptr, row, heads, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISE: tl.constexpr, ALONE: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # What the loop of a row adds to its gradients, [BLOCK_HEADS, BLOCK_DIM]: through its score, through its
-    # value; 0 without the loop.
-    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
-    other_value = tl.load(other_value_at, mask=mask, other=0.0).to(ACC)
-    top, norm, delta = load_stats(stats_ptr, place, mask_stats, PRECISE, ALONE)
-    s = tl.sum(rounded(own * other, mask), 1)[:, None]  # as forward adds it up
-    if own_scale is not None:
-        s *= own_scale
-    p = softmax_weight(tl.where(with_loop, s * SCALE, float("-inf")), top, norm, PRECISE)
-    factor = tl.full(p.shape, 1.0, dtype=ACC)
-    if DROPOUT > 0:
-        node = tl.zeros_like(heads) + row
-        own_key, other_key = key_of(seed_ptr, node, heads, False), key_of(seed_ptr, node, 0, True)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    if own_out is not None:
-        dp, delta = tl.sum(own_value * (other_value * factor - own_out), 1)[:, None], 0.0
-    elif ALONE:
-        other_out = tl.load(other_out_at, mask=mask, other=0.0).to(ACC)
-        dp = tl.sum(other_value * (own_value * factor - other_out), 1)[:, None]
-    else:
-        dp = tl.sum(own_value * other_value, 1)[:, None] * factor
-    return slope(p, dp, delta, PRECISE) * other, p * factor * other_value
 
 
 @triton.jit
@@ -118,20 +90,23 @@ def gradients_of_row(
     own_out = None
     if out_ptr is not None and not TRANSPOSED:
         own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
-    own_scale = None
-    if key_scale_ptr is not None:
-        # of a source: with TRANSPOSED the row is one, else it only brings its own loop's
-        own_mask = mask_head & (TRANSPOSED or LOOPS)
-        own_scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=own_mask, other=0.0)[:, None]
+    if TRANSPOSED and key_scale_ptr is not None:
+        scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)[None, :]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+    first_edge = begin
+    if LOOPS:
+        first_edge = before_loop(ptr_ptr, row, begin, row + 1)
+        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
+    else:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if LOOPS:
-            live = live & (column != row)
+            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
+        else:
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         at = addresses(other_ptr, offs_other, offs_head, OTHER_STRIDE)
@@ -150,9 +125,7 @@ def gradients_of_row(
             )
         s = sum_of_products(own[None, :, :] * other, live[:, None, None], 2, DIM)  # as forward adds it up
         if key_scale_ptr is not None:
-            if TRANSPOSED:
-                scale = tl.reshape(own_scale, (1, BLOCK_HEADS))
-            else:
+            if not TRANSPOSED:
                 offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
                 mask_scale = live[:, None] & mask_head[None, :]
                 scale = tl.load(key_scale_ptr + offs_scale, mask=mask_scale, other=0.0)
@@ -175,7 +148,7 @@ def gradients_of_row(
         if DROPOUT > 0:
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
-                copy = tl.load(copy_ptr + offs, mask=live, other=0)
+                copy = tl.load(copy_ptr + offs, mask=live & (offs >= begin), other=0)
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
             dp, dropped = dp * factor, p * factor
@@ -206,20 +179,6 @@ def gradients_of_row(
                 at = d_edge_attr_ptr + edge * EDGE_DIM + offs_edge[None, :]
                 tl.store(at, d_edge.to(d_edge_attr_ptr.dtype.element_ty), mask=live_edge)
     first, second, d_edge_query = tl.sum(first, 0), tl.sum(second, 0), tl.sum(d_edge_query, 0)
-    if LOOPS:
-        with_loop = begin == tl.load(ptr_ptr + row)
-        loop_out_at = None
-        if ALONE:
-            loop_out_at = out_ptr + offs_row * HEADS * DIM + offs_head
-        loop_first, loop_second = loop_gradients(
-            own, own_value, own_out, other_ptr + offs_row * OTHER_STRIDE + offs_head,
-            other_value_ptr + offs_row * OTHER_VALUE_STRIDE + offs_head, loop_out_at, own_scale, mask,
-            with_loop, stats_ptr, (offs_row * HEADS + heads)[:, None], mask_head[:, None], seed_ptr, row,
-            heads[:, None], SCALE, DROPOUT, PRECISE, ALONE, ACC,
-        )  # fmt: skip
-        if key_scale_ptr is not None and not TRANSPOSED:
-            loop_first *= own_scale
-        first, second = first + loop_first, second + loop_second
     first *= SCALE
     d_edge_query *= SCALE
     whole = True

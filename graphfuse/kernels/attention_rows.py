@@ -18,11 +18,19 @@ from graphfuse.kernels.attention_tiles import (
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
-from graphfuse.kernels.row_tiles import addresses, columns_of_step, first_columns, row_task, together
+from graphfuse.kernels.row_tiles import (
+    addresses,
+    before_loop,
+    columns_of_step,
+    first_columns,
+    first_with_loop,
+    row_task,
+    step_with_loop,
+    together,
+)
 from graphfuse.kernels.tiles import (
     after_previous,
     head_tile,
-    rounded,
     sum_of_products,
 )
 
@@ -30,7 +38,7 @@ from graphfuse.kernels.tiles import (
 @triton.jit
 def sums_of_row(
     shift, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr, column_ptr,
-    copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
+    copy_ptr, seed_ptr, row, begin, end, heads, offs_head, mask, offs_edge, mask_head, mask_edge,
     K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, EDGE_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
@@ -44,13 +52,19 @@ def sums_of_row(
     edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+    first_edge = begin
+    if LOOPS:
+        first_edge = before_loop(ptr_ptr, row, begin, row + 1)
+        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
+    else:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
         live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         if LOOPS:
-            live = live & (column != row)
+            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
+        else:
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         at = addresses(k_ptr, offs_other, offs_head, K_STRIDE)
@@ -78,32 +92,13 @@ def sums_of_row(
         if DROPOUT > 0:
             copy = tl.zeros_like(column)
             if copy_ptr is not None:
-                copy = tl.load(copy_ptr + offs, mask=live, other=0)
+                copy = tl.load(copy_ptr + offs, mask=live & (offs >= begin), other=0)
             other_key = of_copy(key_of(seed_ptr, column[:, None], 0, True), copy[:, None])
             p *= kept(own_key, other_key, DROPOUT, 1.0)
         acc += p[:, :, None] * v
         if edge_attr_ptr is not None:
             edge_acc += p[:, :, None] * edge_attr
     top, total, acc, edge_acc = tl.max(top, 0), tl.sum(total, 0), tl.sum(acc, 0), tl.sum(edge_acc, 0)
-    if LOOPS:  # the loop is an edge of the first slice
-        with_loop = begin == tl.load(ptr_ptr + row)
-        own_k = tl.load(k_ptr + offs_row * K_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_v = tl.load(v_ptr + offs_row * V_STRIDE + offs_head, mask=mask & with_loop, other=0.0).to(ACC)
-        own_score = tl.sum(rounded(q * own_k, with_loop), 1)
-        if key_scale_ptr is not None:
-            own_score *= tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)
-        # Chosen after it is scaled: else the product would become part of the difference below, unrounded,
-        # and a loop that is all of its row would not weigh 1.
-        own_score = tl.where(with_loop, own_score * SCALE, float("-inf"))
-        top = tl.where(with_loop, tl.maximum(top, own_score), top)
-        # NaN if the score is no number
-        p = exp(own_score if shift is None else own_score - shift, PRECISE) + own_score * 0
-        p = tl.where(with_loop, p, 0.0)
-        total += p
-        if DROPOUT > 0:
-            loop_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, 0, True)
-            p *= kept(own_key, loop_key, DROPOUT, 1.0).reshape(BLOCK_HEADS)
-        acc += p[:, None] * own_v
     rescale = exp((0.0 if shift is None else shift) - shift_of(top), PRECISE)
     return top, total * rescale, acc * rescale[:, None], edge_acc * rescale[:, None]
 
@@ -146,14 +141,14 @@ def attention_row_kernel(
         edge_query = tl.load(own_query, mask=mask_query, other=0.0).to(ACC)
     top, total, acc, edge_acc = sums_of_row(
         None, q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr,
-        column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge,
+        column_ptr, copy_ptr, seed_ptr, row, begin, end, heads, offs_head, mask, offs_edge,
         mask_head, mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS, BLOCK_DIM,
         BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
     )  # fmt: skip
     if to_be_repeated(top, end - begin > 1):
         top, total, acc, edge_acc = sums_of_row(
             shift_of(top), q, edge_query, k_ptr, v_ptr, key_scale_ptr, edge_attr_ptr, edge_perm_ptr, ptr_ptr,
-            column_ptr, copy_ptr, seed_ptr, row, begin, end, offs_row, heads, offs_head, mask, offs_edge,
+            column_ptr, copy_ptr, seed_ptr, row, begin, end, heads, offs_head, mask, offs_edge,
             mask_head, mask_edge, K_STRIDE, V_STRIDE, EDGE_STRIDE, HEADS, DIM, EDGE_DIM, BLOCK_HEADS,
             BLOCK_DIM, BLOCK_EDGE, EDGES, STAGES, SCALE, DROPOUT, LOOPS, PRECISE, ACC,
         )  # fmt: skip

@@ -3,23 +3,25 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import leaky, leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.additive_tiles import leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import load_softmax
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows, sum_where_positive
 from graphfuse.kernels.row_tiles import (
     addresses,
+    before_loop,
     columns_of_step,
     direction,
     first_columns,
+    first_with_loop,
     row_task,
+    step_with_loop,
     together,
 )
 from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
-    rounded,
 )
 
 _COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
@@ -34,40 +36,6 @@ def load_weights(stats_ptr, place, mask, ALONE: tl.constexpr):
     else:
         shift, norm, delta, _ = load_stats(stats_ptr, place, mask)
     return shift, norm, delta
-
-
-@triton.jit
-def loop_gradients(
-    own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr, row,
-    heads, offs, mask, mask_head, HEADS: tl.constexpr, TRANSPOSED: tl.constexpr, ALONE: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, PRECISE: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # What the loop of a row adds to `scored`, `summed` and `d_att` of the kernel below; 0 without the loop.
-    other = tl.load(other_at, mask=mask, other=0.0).to(ACC)
-    grad = tl.load(grad_at, mask=mask, other=0.0).to(ACC)
-    shift, norm, delta = load_weights(stats_ptr, tl.cast(row, tl.int64) * HEADS + heads, mask_head, ALONE)
-    own, att = own.to(ACC), att.to(ACC)
-    u = own + other
-    if loop_edge_ptr is not None:
-        u += tl.load(loop_edge_ptr + offs, mask=mask, other=0.0).to(ACC)
-    factor = tl.full(heads.shape, 1.0, dtype=ACC)
-    if DROPOUT > 0:
-        node = tl.zeros_like(heads) + row
-        own_key, other_key = key_of(seed_ptr, node, heads, True), key_of(seed_ptr, node, heads, False)
-        factor = kept(own_key, other_key, DROPOUT, 1.0 / (1.0 - DROPOUT))
-    if own_out is not None:
-        dp, delta = tl.sum(grad * (other * factor[:, None] - own_out), 1), 0.0
-    elif ALONE:
-        out = tl.load(out_at, mask=mask, other=0.0).to(ACC)
-        dp = tl.sum(grad * (own * factor[:, None] - out), 1)
-    else:
-        dp = tl.sum(grad * (own if TRANSPOSED else other), 1) * factor
-    s = tl.sum(rounded(att * leaky(u, SLOPE), mask), 1)  # as forward adds it up
-    ds, dropped = slopes(s, mask_head, dp, shift, norm, delta, factor, PRECISE)
-    scored = ds[:, None] * leaky_slope(u, SLOPE)
-    if d_loop_edge_ptr is not None:
-        tl.store(d_loop_edge_ptr + offs, (scored * att).to(d_loop_edge_ptr.dtype.element_ty), mask=mask)
-    return scored, dropped[:, None] * grad, scored * u
 
 
 @triton.jit
@@ -107,17 +75,22 @@ def gradients_of_row(
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
-    for start in tl.range(begin, end, EDGES, num_stages=STAGES):
+    first_edge = begin
+    if LOOPS:
+        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
+        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
+    else:
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
-        listed_edge = live[:, None, None] & mask[None, :, :]
-        if edge_ptr is not None:
-            edge = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None, None].to(tl.int64)
-            edge = edge * HEADS * DIM + offs_head[None, :, :]
+        live, its_loop = offs < end, offs < begin
         if LOOPS:
-            live = live & (column != row)
+            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
+        else:
+            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        if edge_ptr is not None:
+            edge = tl.load(edge_perm_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
+            edge = edge[:, None, None].to(tl.int64) * HEADS * DIM + offs_head[None, :, :]
         gathered = live[:, None, None] & mask[None, :, :]
         offs_other = column[:, None, None].to(tl.int64)
         mask_edge = live[:, None] & mask_head[None, :]
@@ -137,10 +110,14 @@ def gradients_of_row(
             x = other.to(ACC)
         u = sum_of_rows(other, own[None, :, :])
         if edge_ptr is not None:
-            u = sum_of_rows(u, tl.load(edge_ptr + edge, mask=gathered, other=0.0))
+            at = edge_ptr + edge
+            if LOOPS:
+                own_at = loop_edge_ptr + (offs_row * HEADS * DIM + offs_head)
+                at = tl.where(its_loop[:, None, None], own_at[None, :, :], at)
+            u = sum_of_rows(u, tl.load(at, mask=gathered, other=0.0))
         factor = tl.full((EDGES, BLOCK_HEADS), 1.0, dtype=ACC)
         if DROPOUT > 0:
-            copy = load_copies(copy_ptr, offs, offs < end)
+            copy = load_copies(copy_ptr, offs, (offs >= begin) & (offs < end))
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         bent = bent_rows(u, SLOPE)
@@ -164,28 +141,18 @@ def gradients_of_row(
         else:
             if not APART:
                 d_att += ds[:, :, None] * bent.to(ACC)
-            if d_edge_ptr is not None:
+            if d_edge_ptr is not None or d_loop_edge_ptr is not None:
                 value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
+            if d_edge_ptr is not None:
+                listed_edge = mask[None, :, :] & ((offs >= begin) & (offs < end))[:, None, None]
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
+            if d_loop_edge_ptr is not None:
+                at = d_loop_edge_ptr + (offs_row * HEADS * DIM + offs_head[None, :, :] + offs_other * 0)
+                mask_loop = mask[None, :, :] & its_loop[:, None, None]
+                tl.store(at, value.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_loop)
     scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if not PRECISE:
         scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored
-    if LOOPS:
-        with_loop = (begin == tl.load(ptr_ptr + row)) & (row < num_loops)
-        grad_at = grad_ptr + offs_row * GRAD_STRIDE + offs_head
-        if TRANSPOSED:
-            other_at = x_dst_ptr + offs_row * DST_STRIDE + offs_head
-        else:
-            other_at = x_src_ptr + offs_row * SRC_STRIDE + offs_head
-        out_at = None
-        if ALONE:
-            out_at = out_ptr + offs_row * HEADS * DIM + offs_head
-        loop_scored, loop_summed, loop_att = loop_gradients(
-            own, own_out, att, other_at, grad_at, out_at, loop_edge_ptr, d_loop_edge_ptr, stats_ptr, seed_ptr,
-            row, heads, offs_row * HEADS * DIM + offs_head, mask & with_loop, mask_head & with_loop, HEADS,
-            TRANSPOSED, ALONE, SLOPE, DROPOUT, PRECISE, ACC,
-        )  # fmt: skip
-        scored, summed, d_att = scored + loop_scored, summed + loop_summed, d_att + loop_att
     if APART:  # an Inf in a row without edges is none of its business
         d_att = tl.where(scored == 0, 0.0, own.to(ACC) * scored)
     first = att.to(ACC) * scored

@@ -87,6 +87,33 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
 
 
 @triton.jit
+def before_loop(ptr_ptr, row, begin, num_loops):
+    # Where to begin a row whose loop stands in no list: one place before its edges, in its first slice.
+    return begin - ((begin == tl.load(ptr_ptr + row)) & (row < num_loops)).to(tl.int32)
+
+
+@triton.jit
+def first_with_loop(column_ptr, row, first, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # As `first_columns`, from `before_loop` on.
+    ahead = first + tl.arange(0, EDGES)
+    if STAGES == 1:
+        column = tl.load(column_ptr + ahead, mask=(ahead >= begin) & (ahead < end), other=0)
+        ahead = tl.where(ahead < begin, row, column)
+    return ahead
+
+
+@triton.jit
+def step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
+    # As `columns_of_step`; and which of the places `offs` has an edge: other loops are none.
+    if STAGES == 1:
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+    else:
+        column = tl.load(column_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
+        column = tl.where(offs < begin, row, column)
+    return column, ahead, (offs < end) & ((column != row) | (offs < begin))
+
+
+@triton.jit
 def addresses(ptr, node, offs_head, STRIDE: tl.constexpr):
     # Of the features `offs_head` of rows. These are added first, once for all steps: two matrices of one
     # stride would else share the sum with the row, to which each step adds two pointers of 64 bits.
