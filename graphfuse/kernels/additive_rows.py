@@ -8,8 +8,17 @@ gather one row of x per edge. For GAT's tilt see :mod:`graphfuse.kernels.gat_win
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
-from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
+from graphfuse.kernels.additive_tiles import (
+    finish,
+    leaky,
+    leaky_slope,
+    load_copies,
+    load_stats,
+    shares,
+    slopes,
+    store_features,
+)
+from graphfuse.kernels.attention_tiles import exp, shift_of, store_softmax, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
@@ -18,6 +27,7 @@ from graphfuse.kernels.row_tiles import (
     columns_of_step,
     first_columns,
     first_with_loop,
+    load_own,
     row_of_program,
     row_task,
     rows_of_program,
@@ -68,7 +78,7 @@ def sums_of_row(
             # of other shapes, and without dropout, there is room for more programs, which bring more
             if PRECISE and DROPOUT > 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128:
                 rows = all_together(rows, end >> 31)
-            u = sum_of_rows(rows, own[None, :, :])
+            u = sum_of_rows(rows, own)
             if edge_ptr is not None:
                 at = edge_ptr + (place[:, None, None] * HEADS * DIM + offs_head[None, :, :])
                 if LOOPS:
@@ -137,8 +147,8 @@ def additive_row_kernel(
         heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
         mask_head = heads < HEADS
         if V2:
-            own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0)
-            att = tl.load(other_ptr + offs_head, mask=mask, other=0.0)
+            own = load_own(own_ptr + offs_row * OWN_STRIDE, offs_head, mask, EDGES)
+            att = load_own(other_ptr, offs_head, mask, EDGES)
         else:
             own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
             att = None
@@ -168,7 +178,17 @@ def additive_row_kernel(
                 if tilt_ptr is not None:
                     tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
                     tl.store(at + HEADS * DIM, tilt, mask=mask)
-        if whole:
+        if whole and V2:  # of each edge, as `own` is
+            EACH: tl.constexpr = own.shape[0]
+            norm = shares(total, high)[0][None, :, None]
+            store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
+            its = offs_head[None, :, :] + tl.zeros((EACH, 1, 1), dtype=tl.int32)
+            once = mask[None, :, :] & (tl.arange(0, EACH) == 0)[:, None, None]
+            store_features(
+                out_ptr, None, sum_ptr, bias_ptr, offs_row * HEADS * DIM + its, once, its, norm, None, None,
+                tl.broadcast_to(acc[None, :, :], own.shape), None, DROPOUT,
+            )  # fmt: skip
+        elif whole:
             finish(
                 out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
                 offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,

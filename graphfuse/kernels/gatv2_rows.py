@@ -14,8 +14,10 @@ from graphfuse.kernels.row_tiles import (
     direction,
     first_columns,
     first_with_loop,
+    load_own,
     row_task,
     step_with_loop,
+    store_own,
     together,
 )
 from graphfuse.kernels.tiles import (
@@ -54,19 +56,17 @@ def gradients_of_row(
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0)
+    att = load_own(att_ptr, offs_head, mask, EDGES)
     if TRANSPOSED:
-        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0)
+        own = load_own(x_src_ptr + offs_row * SRC_STRIDE, offs_head, mask, EDGES)
     else:
-        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0)
-        grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
-            None, :, :
-        ]
+        own = load_own(x_dst_ptr + offs_row * DST_STRIDE, offs_head, mask, EDGES)
+        grad = load_own(grad_ptr + offs_row * GRAD_STRIDE, offs_head, mask, EDGES).to(ACC)
         place = (offs_row * HEADS + heads)[None, :]
         shift, norm, delta = load_weights(stats_ptr, place, mask_head[None, :], ALONE)
     own_out = None
     if out_ptr is not None and not TRANSPOSED:
-        own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
+        own_out = load_own(out_ptr + offs_row * HEADS * DIM, offs_head, mask, EDGES).to(ACC)
     # the gradient of the own row, through scores (att apart), in half precision what does not hang on the
     # slope apart, and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -101,14 +101,14 @@ def gradients_of_row(
             grad = tl.load(at, mask=gathered, other=0.0)
             if not ALONE:
                 other = together(other, grad, end >> 31)
-            x, grad = own[None, :, :].to(ACC), grad.to(ACC)
+            x, grad = own.to(ACC), grad.to(ACC)
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
         else:
             offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
             other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0)
             x = other.to(ACC)
-        u = sum_of_rows(other, own[None, :, :])
+        u = sum_of_rows(other, own)
         if edge_ptr is not None:
             at = edge_ptr + edge
             if LOOPS:
@@ -128,7 +128,7 @@ def gradients_of_row(
             out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
         elif own_out is not None:
-            dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
+            dp, base = tl.sum(grad * (x * factor[:, :, None] - own_out), 2), 0.0
         else:
             dp = tl.sum(grad * x, 2) * factor
         ds, dropped = slopes(s, mask_edge, dp, shift, norm, base, factor, PRECISE)
@@ -142,7 +142,7 @@ def gradients_of_row(
             if not APART:
                 d_att += ds[:, :, None] * bent.to(ACC)
             if d_edge_ptr is not None or d_loop_edge_ptr is not None:
-                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
+                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att.to(ACC)
             if d_edge_ptr is not None:
                 listed_edge = mask[None, :, :] & ((offs >= begin) & (offs < end))[:, None, None]
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
@@ -150,11 +150,13 @@ def gradients_of_row(
                 at = d_loop_edge_ptr + (offs_row * HEADS * DIM + offs_head[None, :, :] + offs_other * 0)
                 mask_loop = mask[None, :, :] & its_loop[:, None, None]
                 tl.store(at, value.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_loop)
-    scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
+    scored, summed = tl.sum(scored, 0)[None, :, :], tl.sum(summed, 0)[None, :, :]
     if not PRECISE:
-        scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored
-    if APART:  # an Inf in a row without edges is none of its business
-        d_att = tl.where(scored == 0, 0.0, own.to(ACC) * scored)
+        scored = SLOPE * tl.sum(level, 0)[None, :, None] + (1.0 - SLOPE) * scored
+    d_att = tl.sum(d_att, 0)[None, :, :]
+    of_att = (
+        tl.where(scored == 0, 0.0, own.to(ACC) * scored) if APART else d_att
+    )  # an Inf without edges is none
     first = att.to(ACC) * scored
     if TRANSPOSED:
         first += summed
@@ -164,14 +166,13 @@ def gradients_of_row(
         whole = slot < 0
         if slot >= 0:
             partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
-            tl.store(partial_ptr + offs_head, first, mask=mask)
+            store_own(partial_ptr, offs_head, first, mask)
             if PARTS == 2:
-                tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
+                store_own(partial_ptr + HEADS * DIM, offs_head, of_att, mask)
     if whole:
-        at = offs_row * HEADS * DIM + offs_head
-        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
+        store_own(first_ptr + offs_row * HEADS * DIM, offs_head, first, mask)
         if PARTS == 2:
-            tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
+            store_own(d_att_ptr + offs_row * HEADS * DIM, offs_head, of_att, mask)
 
 
 # All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.

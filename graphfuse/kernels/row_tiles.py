@@ -3,7 +3,10 @@
 import triton
 import triton.language as tl
 
+from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.tiles import load_task
+
+_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
@@ -111,6 +114,40 @@ def step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES: tl.constexpr
         column = tl.load(column_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
         column = tl.where(offs < begin, row, column)
     return column, ahead, (offs < end) & ((column != row) | (offs < begin))
+
+
+@triton.constexpr_function
+def _fits(numbers, size, threads):
+    # whether they are one load a thread
+    return numbers * size <= 16 * threads
+
+
+@triton.jit
+def load_own(ptr, offs_head, mask, EDGES: tl.constexpr):
+    # A row's features: [2, ..] where a step has two edges and its tile is one load a thread, loaded by each
+    # thread that computes with them, else [1, ..], which Triton gives to other threads, and moves. Of more
+    # edges each thread would have as much to do at the end of a row as moving takes.
+    SIZE: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
+    EACH: tl.constexpr = EDGES == 2 and (
+        _INTERPRETING
+        or (tl.target_info.is_cuda() and _fits(EDGES * offs_head.numel, SIZE, tl.extra.cuda.num_threads()))
+    )
+    offs, mask = offs_head[None, :, :], mask[None, :, :]
+    if EACH:
+        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
+        mask = mask & (tl.zeros((EDGES, 1, 1), dtype=tl.int32) == 0)
+    return tl.load(ptr + offs, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_own(ptr, offs_head, x, mask):
+    # Stores a row's features, of which x has those of one edge or of each, which are the same.
+    EDGES: tl.constexpr = x.shape[0]
+    offs, mask = offs_head[None, :, :], mask[None, :, :]
+    if EDGES > 1:
+        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
+        mask = mask & (tl.arange(0, EDGES) == 0)[:, None, None]
+    tl.store(ptr + offs, x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
