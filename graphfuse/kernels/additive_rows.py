@@ -87,6 +87,8 @@ def sums_of_row(
                 u = sum_of_rows(u, tl.load(at, mask=gathered, other=0.0))
             s = scores_of(bent_rows(u, SLOPE), att, gathered, DIM, ACC)
         else:
+            if PRECISE and DROPOUT == 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM <= 64:
+                rows = all_together(rows, end >> 31)  # of others the compiler does by itself
             offs_other = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             other = tl.load(other_ptr + offs_other, mask=live & mask_head[None, :], other=0.0)
             u = own[None, :] + other.to(ACC)
