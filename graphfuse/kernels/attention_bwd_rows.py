@@ -226,7 +226,7 @@ def attention_bwd_row_kernel(
     STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if TRANSPOSED else after_previous()
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
     if listed:
         return
     gradients_of_row(
@@ -263,7 +263,7 @@ def attention_bwd_alone_kernel(
     after_previous()
     sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
     if not sources:
-        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, split)
+        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split)
         if not listed:
             gradients_of_row(
                 dq_ptr, None, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, q_ptr, grad_ptr,
@@ -277,7 +277,7 @@ def attention_bwd_alone_kernel(
                 tl.store(d_copy_ptr + row.to(tl.int64) * OUT_STRIDE + offs, grad, mask=mask)
     else:
         row, begin, end, slot, listed = row_task(
-            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, other_split
+            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, 1 << 30, other_split
         )
         if not listed:
             gradients_of_row(

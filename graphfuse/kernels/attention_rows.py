@@ -125,7 +125,7 @@ def attention_row_kernel(
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth > 16
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)

@@ -17,16 +17,19 @@ from typing import Any
 
 from triton import knobs
 
+from graphfuse.kernels.packing import packed
+
 _KEY = "graphfuse: barriers of one warp"  # in the key of Triton's cache, from Triton 3.7 on
 _ONE_WARP = re.compile(r"\.reqntid 32(?:, 1, 1)?\s")
 _ALL_THREADS = re.compile(r"\bbar\.sync\s+0;")
 
 _lock = threading.Lock()
 _compiling = 0  # calls that are within `of_one_warp`
+_here = threading.local()  # programs of a block of what this thread compiles
 
 
 @contextlib.contextmanager
-def of_one_warp() -> Iterator[None]:
+def of_one_warp(programs: int = 1) -> Iterator[None]:
     """Within, kernels whose programs have one warp are compiled with barriers of that warp.
 
     So is what another thread compiles meanwhile, and means the same. Where somebody else looks at the stages
@@ -37,9 +40,11 @@ def of_one_warp() -> Iterator[None]:
         if knobs.runtime.add_stages_inspection_hook is None:
             knobs.runtime.add_stages_inspection_hook = _add_stages
         _compiling += 1
+    before, _here.programs = getattr(_here, "programs", 1), programs
     try:
         yield
     finally:
+        _here.programs = before
         with _lock:
             _compiling -= 1
             if _compiling == 0 and knobs.runtime.add_stages_inspection_hook is _add_stages:
@@ -49,11 +54,18 @@ def of_one_warp() -> Iterator[None]:
 def _add_stages(*arguments: Any) -> tuple[str, str] | None:
     # Triton's hook, told of a backend, its stages by name and more, or, for the key of a cache, of nothing
     if not arguments:
-        return _KEY, _KEY
+        key = f"{_KEY}, {getattr(_here, 'programs', 1)} programs of a block"
+        return key, key
     stages = arguments[1]
     if "ptx" in stages:  # an AMD GPU's have none
         made = stages["ptx"]
-        stages["ptx"] = lambda source, metadata: narrowed(made(source, metadata))
+        programs = getattr(_here, "programs", 1)
+
+        def ptx(source: Any, metadata: dict[str, Any]) -> str:
+            found = narrowed(made(source, metadata))
+            return packed(found, metadata, programs)
+
+        stages["ptx"] = ptx
     return None
 
 

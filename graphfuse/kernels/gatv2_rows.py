@@ -195,7 +195,7 @@ def gatv2_bwd_row_kernel(
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if TRANSPOSED else after_previous()
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
     if listed:
         return
     gradients_of_row(
@@ -230,7 +230,7 @@ def gatv2_bwd_alone_kernel(
     sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
     if sources:
         row, begin, end, slot, listed = row_task(
-            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, other_split
+            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, 1 << 30, other_split
         )
         if not listed:
             gradients_of_row(
@@ -240,7 +240,7 @@ def gatv2_bwd_alone_kernel(
                 True, True, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
     else:
-        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, split)
+        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split)
         if not listed:
             gradients_of_row(
                 d_dst_ptr, d_att_ptr, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, x_src_ptr,

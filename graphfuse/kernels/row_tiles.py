@@ -10,7 +10,7 @@ _INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
-def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
+def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, num_rows, split):
     # What a program that walks rows does: first long rows and slices of longer ones, then one row a program.
     # Row, first edge, end, slot or -1, and whether this is a row that was listed, or its slices were.
     listed = False
@@ -19,9 +19,10 @@ def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, split):
         row, begin, end, slot = load_task(tasks_ptr, pid)
     else:
         row = pid - num_tasks
-        begin = tl.load(ptr_ptr + row)
-        end = tl.load(ptr_ptr + row + 1)
-        listed = end - begin > split
+        exists = row < num_rows
+        begin = tl.load(ptr_ptr + row, mask=exists, other=0)
+        end = tl.load(ptr_ptr + row + 1, mask=exists, other=0)
+        listed = (end - begin > split) | (row >= num_rows)
     return row, begin, end, slot, listed
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.device import HIP, INTERPRETING
 
+_PACK = 4
 _MAX_GROUPS = 65535  # programs along the second dimension of a grid
 _CALLS_C = triton.__version__.startswith("3.6.")  # whether the arguments of a launcher's C function are known
 
@@ -42,11 +43,13 @@ class Launch:
         structure: Tensors of the graph, after the first group of the call's arguments.
         rest: Integers and ``constexpr`` parameters, last.
         registers: Most that a thread may use; ``None`` lets the compiler choose, as AMD's always does.
+        packed: Programs of one warp that share a block, which leave out those beyond ``programs``, see
+            :mod:`.packing`.
         groups: Of heads or of features, at most 65,535. They are the second dimension of the grid, as a
             program that divides its number takes 200 cycles for it before it can load anything.
     """
 
-    __slots__ = ("_addresses", "_compiled", "_grid", "_kernel", "_options", "_rest", "_structure")
+    __slots__ = ("_addresses", "_compiled", "_grid", "_kernel", "_options", "_packed", "_rest", "_structure")
 
     def __init__(
         self,
@@ -57,13 +60,16 @@ class Launch:
         rest: tuple[Any, ...],
         registers: int | None = None,
         groups: int = 1,
+        packed: int = 1,
     ) -> None:
         if groups > _MAX_GROUPS:
             name = kernel.fn.__name__
             raise ValueError(
                 f"{name} takes at most {_MAX_GROUPS} groups of heads or features (got {groups}); split them"
             )
-        self._kernel, self._grid = kernel, (programs, groups)
+        if "row_kernel" in kernel.fn.__name__ and "spmm" not in kernel.fn.__name__ and warps == 1:
+            packed = _PACK
+        self._kernel, self._grid, self._packed = kernel, (programs, groups), packed
         # A product and its sum are rounded once, whatever Triton does untold: 3.6 does so, 3.10 will not.
         self._options = {"num_warps": warps, "enable_fp_fusion": True}
         if registers is not None and not HIP:
@@ -107,10 +113,11 @@ class Launch:
         places = None if aligned else _places(*outputs, *operands)
         found = self._compiled.get(places)
         if found is not None:
-            _, launch, stream_of, compiled = found
+            _, packed, launch, stream_of, compiled = found
+            programs, groups = self._grid
             # written out, as a call of `addresses` takes as long as a list of four
             launch(
-                *self._grid, 1, stream_of(index), *compiled,
+                -(-programs // packed), groups, 1, stream_of(index), *compiled,
                 *[None if tensor is None else tensor.data_ptr() for tensor in outputs], *self._addresses,
                 *[None if tensor is None else tensor.data_ptr() for tensor in operands], *self._rest,
             )  # fmt: skip
@@ -124,19 +131,22 @@ class Launch:
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)
             known = specialization(self._kernel, tensors, self._rest)
-            key = (index, places, *options.values(), *known)
+            key = (index, places, self._packed, *options.values(), *known)
             found = _COMPILED.get(key)
         if found is not None:
             self._compiled[places] = found
             self(outputs, operands, aligned, index)
             return
-        with of_one_warp():
-            kernel = self._kernel[self._grid](*arguments, **options)
-        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function.
-        found = (kernel, *_launcher_of(kernel))
+        with of_one_warp(self._packed):
+            kernel = self._kernel.warmup(*arguments, grid=self._grid, **options)
+        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. Triton may have
+        # found it in its cache, packed by another number.
+        packed = kernel.metadata.num_warps // self._options["num_warps"]
+        found = (kernel, packed, *_launcher_of(kernel))
         self._compiled[places] = found
         if key is not None:
             _COMPILED[key] = found
+        self(outputs, operands, aligned, index)
 
 
 def _launcher_of(kernel: Any) -> tuple[Any, Any, tuple[Any, ...]]:

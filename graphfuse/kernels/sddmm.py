@@ -29,7 +29,7 @@ def _sddmm_row_kernel(
     WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, split)
+    row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
     if listed:
         return
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
