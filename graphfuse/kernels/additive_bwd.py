@@ -28,7 +28,6 @@ from graphfuse.kernels.attention import Plan, Structure, window_launch, window_l
 from graphfuse.kernels.attention_bwd import both_at_once
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.columns import column_sums
-from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gat_listed import backward_launch, lists_edges, only_edges
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
@@ -257,9 +256,11 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
-        rest += (config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
+        rest += (config.block_dim, config.step, config.stages, config.packed, slope, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
+        main = Launch(
+            gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
+        )
     return Plan(main, merge_gradients(w, heads * dim, heads, dim, 1, 2, acc))
 
 
@@ -277,25 +278,19 @@ def _gatv2_bwd(
     # fills dx and of_edges, and returns the gradients of x_dst and att
     x_dst, att, x, edge, loop_edge, seed = given
     d_dst = x_dst.new_empty(*x_dst.shape)
-    apart = _att_apart(given)
-    num_dst, num_src = d_dst.size(0), dx.size(0)
-    d_att = att.new_empty(num_dst + num_src if apart else num_dst, *att.shape)  # of each receiver and source
+    d_att = torch.empty_like(d_dst, dtype=att.dtype)  # of each receiver
     merges: list[tuple[Launch, tuple[Tensor | None, ...]]] = []  # as in attention_bwd
-    of_sources = d_att[num_dst:] if apart else None
-    for structure, first, second in (
-        (structures[0], d_dst, d_att[:num_dst]),
-        (structures[1], dx, of_sources),
-    ):
+    for structure, first, second in ((structures[0], d_dst, d_att), (structures[1], dx, None)):
         if first.numel() == 0:
             continue
-        w, transposed = structure.walk, first is dx
+        w, transposed = structure.walk, second is None
         filled = (None, None) if transposed else of_edges
         plan = None if plans is None else plans.columns if transposed else plans.rows
         if plan is None:
             plan = _gatv2_plan(structure, grad, given, shape, filled, transposed)
         partial = None
         if plan.merge is not None:
-            width = shape.heads * shape.dim * (1 if second is None else 2)
+            width = shape.heads * shape.dim * (1 if transposed else 2)
             partial = stats.new_empty(w.num_slots * w.height, width)
         out = saved.out if x.dtype == torch.float32 and not transposed else None
         operands = (x, x_dst, att, grad, out, edge, loop_edge, stats, seed)
@@ -305,11 +300,6 @@ def _gatv2_bwd(
     for merge, outputs in merges:
         merge(outputs, (), True, x.get_device())
     return d_dst, column_sums(d_att if d_att.dim() == 2 else d_att.flatten(1), att.dtype).view(att.shape)
-
-
-def _att_apart(given: Operands) -> bool:
-    # whether parts of the gradient of att are of receivers and of sources, not of receivers alone
-    return given.x.dtype in HALF and given.edge is None
 
 
 def _gatv2_bwd_alone(
@@ -352,11 +342,12 @@ def _alone_plan(
     config, acc = row_config(w, shape, backward=True), accumulator(dtype)
     graph = (w.ptr, w.tasks, w.column, copies, t.ptr, t.tasks, t.column, other_copies)
     tasks, num_loops = (w.tasks.size(0), t.tasks.size(0)), min(w.num_rows, w.num_cols)
-    rest: tuple[Any, ...] = (tasks[0], w.num_rows, num_loops, w.split, tasks[1], t.split, *strides)
-    rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, slope, dropout)
+    rest: tuple[Any, ...] = (tasks[0], w.num_rows, num_loops, w.split, tasks[1])
+    rest += (t.num_rows, t.split, *strides, heads, dim, config.rows, config.block_dim, config.step)
+    rest += (config.stages, config.packed, slope, dropout, loops, acc)
     programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
     main = Launch(
-        gatv2_bwd_alone_kernel, programs, config.warps, graph, (*rest, loops, acc), config.registers, groups
+        gatv2_bwd_alone_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
     )
     merges = [merge_gradients(one, heads * dim, heads, dim, 0, parts, acc) for one, parts in ((w, 2), (t, 1))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
@@ -376,13 +367,12 @@ def _gatv2_plan(
     key = ("gatv2_bwd", shape, strides, given.other.dtype, transposed, *missing)
     plan: Plan | None = plans.get(key)
     if plan is None:
-        parts = 1 if transposed and not _att_apart(given) else 2
-        plan = plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed, parts)
+        plan = plans[key] = _gatv2_bwd_plan(structure, shape, strides, transposed)
     return plan
 
 
 def _gatv2_bwd_plan(
-    structure: Structure, shape: Shape, strides: tuple[int, int, int], transposed: bool, parts: int
+    structure: Structure, shape: Shape, strides: tuple[int, int, int], transposed: bool
 ) -> Plan:
     w, copies, edge_perm = structure
     heads, dim, slope, dropout, loops, _, dtype = shape
@@ -391,7 +381,10 @@ def _gatv2_bwd_plan(
     graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, num_loops, w.split, *strides, transposed, heads, dim)
     acc = accumulator(dtype)
-    rest += (config.rows, config.block_dim, config.step, config.stages, slope, dropout, loops, acc)
+    rest += (config.rows, config.block_dim, config.step, config.stages, config.packed)
+    rest += (slope, dropout, loops, acc)
     programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups)
-    return Plan(main, merge_gradients(w, heads * dim, heads, dim, 0, parts, acc))
+    main = Launch(
+        gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
+    )
+    return Plan(main, merge_gradients(w, heads * dim, heads, dim, 0, 1 if transposed else 2, acc))

@@ -8,17 +8,8 @@ gather one row of x per edge. For GAT's tilt see :mod:`graphfuse.kernels.gat_win
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_tiles import (
-    finish,
-    leaky,
-    leaky_slope,
-    load_copies,
-    load_stats,
-    shares,
-    slopes,
-    store_features,
-)
-from graphfuse.kernels.attention_tiles import exp, shift_of, store_softmax, to_be_repeated
+from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
+from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
@@ -27,10 +18,7 @@ from graphfuse.kernels.row_tiles import (
     columns_of_step,
     first_columns,
     first_with_loop,
-    load_own,
-    row_of_program,
     row_task,
-    rows_of_program,
     step_with_loop,
 )
 from graphfuse.kernels.tiles import after_previous, head_tile
@@ -78,7 +66,7 @@ def sums_of_row(
             # of other shapes, and without dropout, there is room for more programs, which bring more
             if PRECISE and DROPOUT > 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM >= 128:
                 rows = all_together(rows, end >> 31)
-            u = sum_of_rows(rows, own)
+            u = sum_of_rows(rows, own[None, :, :])
             if edge_ptr is not None:
                 at = edge_ptr + (place[:, None, None] * HEADS * DIM + offs_head[None, :, :])
                 if LOOPS:
@@ -121,8 +109,8 @@ def sums_of_row(
 
 
 # All heads of one row.
-#   grid      (num_tasks + ceil(num_rows / ROWS), groups): long rows or slices, then ROWS rows a program; a
-#             row too wide for one program is dealt out in groups of BLOCK_HEADS heads
+#   grid      (num_tasks + num_rows, groups): long rows or slices, then one row a program; a row too wide for
+#             one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
@@ -137,68 +125,59 @@ def additive_row_kernel(
     edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
-        row, begin, end, slot, exists = row_of_program(
-            ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
-        )
-        offs_row = tl.cast(row, tl.int64)
-        heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
-        mask_head = heads < HEADS
-        if V2:
-            own = load_own(own_ptr + offs_row * OWN_STRIDE, offs_head, mask, EDGES)
-            att = load_own(other_ptr, offs_head, mask, EDGES)
-        else:
-            own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
-            att = None
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
+    )
+    if listed:
+        return
+    offs_row = tl.cast(row, tl.int64)
+    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+    mask_head = heads < HEADS
+    if V2:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0)
+        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0)
+    else:
+        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
+        att = None
+    top, total, high, acc, tilt = sums_of_row(
+        None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+        column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
+        mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
+        V2, ACC,
+    )  # fmt: skip
+    if to_be_repeated(top, end - begin > 1):
         top, total, high, acc, tilt = sums_of_row(
-            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+            shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
             column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
             mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
             V2, ACC,
         )  # fmt: skip
-        if to_be_repeated(top, end - begin > 1):
-            top, total, high, acc, tilt = sums_of_row(
-                shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
-                column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
-                mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
-                V2, ACC,
-            )  # fmt: skip
-        whole = exists
-        if partial_ptr is not None:
-            whole = exists & (slot < 0)
-            if slot >= 0:
-                PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-                offs_slot = tl.cast(slot, tl.int64) * HEADS
-                tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
-                tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
-                at = partial_ptr + offs_slot * PARTS * DIM + offs_head
-                tl.store(at, acc, mask=mask)
-                if tilt_ptr is not None:
-                    tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
-                    tl.store(at + HEADS * DIM, tilt, mask=mask)
-        if whole and V2:  # of each edge, as `own` is
-            EACH: tl.constexpr = own.shape[0]
-            norm = shares(total, high)[0][None, :, None]
-            store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
-            its = offs_head[None, :, :] + tl.zeros((EACH, 1, 1), dtype=tl.int32)
-            once = mask[None, :, :] & (tl.arange(0, EACH) == 0)[:, None, None]
-            store_features(
-                out_ptr, None, sum_ptr, bias_ptr, offs_row * HEADS * DIM + its, once, its, norm, None, None,
-                tl.broadcast_to(acc[None, :, :], own.shape), None, DROPOUT,
-            )  # fmt: skip
-        elif whole:
-            finish(
-                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
-                offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
-            )  # fmt: skip
+    whole = True
+    if partial_ptr is not None:
+        whole = slot < 0
+        if slot >= 0:
+            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+            offs_slot = tl.cast(slot, tl.int64) * HEADS
+            tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
+            tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
+            at = partial_ptr + offs_slot * PARTS * DIM + offs_head
+            tl.store(at, acc, mask=mask)
+            if tilt_ptr is not None:
+                tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
+                tl.store(at + HEADS * DIM, tilt, mask=mask)
+    if whole:
+        finish(
+            out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
+            offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
+        )  # fmt: skip
 
 
 # All heads of one row of GAT, which is a source: what its neighbours, the receivers, say of it.
-#   grid      as the forward kernel, one row a program
+#   grid      as the forward kernel
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
 #             [num_cols, HEADS, 4]; edge and loop_edge [.., HEADS]; ptr, tasks, column, edge_perm
 #   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS], d_edge and d_loop_edge as the edges'
@@ -210,12 +189,14 @@ def gat_bwd_row_kernel(
     edge_perm_ptr, a_src_ptr, x_ptr, grad_ptr, edge_ptr, loop_edge_ptr, stats_ptr, seed_ptr,
     num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
-    LOOPS: tl.constexpr, ACC: tl.constexpr,
+    EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth > 16
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
+    )
     if listed:
         return
     offs_row = tl.cast(row, tl.int64)

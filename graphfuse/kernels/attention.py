@@ -198,9 +198,12 @@ def _plan(
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), False, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
-        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
+        rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
+        rest += (scale, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(attention_row_kernel, programs, config.warps, graph, rest, groups=groups)
+        main = Launch(
+            attention_row_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
+        )
     merge = None
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)

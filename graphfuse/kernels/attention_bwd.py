@@ -105,9 +105,12 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), True, edge_dim)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
-        rest += (config.block_dim, config.block_out, config.step, config.stages, scale, dropout, loops, acc)
+        rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
+        rest += (scale, dropout, loops, acc)
         programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest, groups=groups)
+        main = Launch(
+            attention_bwd_row_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
+        )
     edge_dim = 0 if transposed else edge_dim
     parts = 2 if transposed or edge_dim > 0 else 1
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
@@ -186,10 +189,13 @@ def _alone_plan(
     config, acc = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), True), accumulator(dtype)
     graph = (w.ptr, w.tasks, w.column, own_copies, t.ptr, t.tasks, t.column, other_copies)
     tasks = w.tasks.size(0), t.tasks.size(0)
-    rest: tuple[Any, ...] = (tasks[0], w.num_rows, w.split, tasks[1], t.split, *strides, heads, dim)
-    rest += (config.rows, config.block_dim, config.step, config.stages, scale, dropout, loops, acc)
+    rest: tuple[Any, ...] = (tasks[0], w.num_rows, w.split, tasks[1], t.num_rows, t.split, *strides)
+    rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, config.packed)
+    rest += (scale, dropout, loops, acc)
     programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
-    main = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups)
+    main = Launch(
+        attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
+    )
     merges = [merge_gradients(one, out_stride, heads, dim, 0, parts, acc) for one, parts in ((w, 1), (t, 2))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan

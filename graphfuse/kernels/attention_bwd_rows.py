@@ -223,10 +223,13 @@ def attention_bwd_row_kernel(
     OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr, EDGE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EDGE_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_EDGE: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    STAGES: tl.constexpr, PACKED: tl.constexpr, SCALE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if TRANSPOSED else after_previous()
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
+    )
     if listed:
         return
     gradients_of_row(
@@ -249,21 +252,23 @@ def attention_bwd_row_kernel(
 #   writes    dq, dk, dv, strided rows, and a copy of grad if one is wanted; slices to their walk's slots
 #   on chip   as above
 #   order     as above
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "split", "num_other_tasks", "other_split"])
+@triton.jit(
+    do_not_specialize=["num_tasks", "num_rows", "split", "num_other_tasks", "num_cols", "other_split"]
+)
 def attention_bwd_alone_kernel(
     dq_ptr, dk_ptr, dv_ptr, d_copy_ptr, partial_ptr, other_partial_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, other_ptr_ptr, other_tasks_ptr, other_column_ptr,
     other_copy_ptr, q_ptr, grad_ptr, k_ptr, v_ptr, key_scale_ptr, out_ptr, softmax_ptr, seed_ptr,
-    num_tasks, num_rows, split, num_other_tasks, other_split,
+    num_tasks, num_rows, split, num_other_tasks, num_cols, other_split,
     OUT_STRIDE: tl.constexpr, Q_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
     if not sources:
-        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split)
+        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split, PACKED)
         if not listed:
             gradients_of_row(
                 dq_ptr, None, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, q_ptr, grad_ptr,
@@ -277,7 +282,7 @@ def attention_bwd_alone_kernel(
                 tl.store(d_copy_ptr + row.to(tl.int64) * OUT_STRIDE + offs, grad, mask=mask)
     else:
         row, begin, end, slot, listed = row_task(
-            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, 1 << 30, other_split
+            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, num_cols, other_split, PACKED
         )
         if not listed:
             gradients_of_row(

@@ -14,10 +14,8 @@ from graphfuse.kernels.row_tiles import (
     direction,
     first_columns,
     first_with_loop,
-    load_own,
     row_task,
     step_with_loop,
-    store_own,
     together,
 )
 from graphfuse.kernels.tiles import (
@@ -52,21 +50,22 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    APART: tl.constexpr = not PRECISE and edge_ptr is None  # d_att of what rows of either end sum up anyway
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
-    att = load_own(att_ptr, offs_head, mask, EDGES)
+    att = tl.load(att_ptr + offs_head, mask=mask, other=0.0)
     if TRANSPOSED:
-        own = load_own(x_src_ptr + offs_row * SRC_STRIDE, offs_head, mask, EDGES)
+        own = tl.load(x_src_ptr + offs_row * SRC_STRIDE + offs_head, mask=mask, other=0.0)
     else:
-        own = load_own(x_dst_ptr + offs_row * DST_STRIDE, offs_head, mask, EDGES)
-        grad = load_own(grad_ptr + offs_row * GRAD_STRIDE, offs_head, mask, EDGES).to(ACC)
+        own = tl.load(x_dst_ptr + offs_row * DST_STRIDE + offs_head, mask=mask, other=0.0)
+        grad = tl.load(grad_ptr + offs_row * GRAD_STRIDE + offs_head, mask=mask, other=0.0).to(ACC)[
+            None, :, :
+        ]
         place = (offs_row * HEADS + heads)[None, :]
         shift, norm, delta = load_weights(stats_ptr, place, mask_head[None, :], ALONE)
     own_out = None
     if out_ptr is not None and not TRANSPOSED:
-        own_out = load_own(out_ptr + offs_row * HEADS * DIM, offs_head, mask, EDGES).to(ACC)
+        own_out = tl.load(out_ptr + offs_row * HEADS * DIM + offs_head, mask=mask, other=0.0).to(ACC)
     # the gradient of the own row, through scores (att apart), in half precision what does not hang on the
     # slope apart, and through sums; the part of d_att
     scored = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -101,14 +100,14 @@ def gradients_of_row(
             grad = tl.load(at, mask=gathered, other=0.0)
             if not ALONE:
                 other = together(other, grad, end >> 31)
-            x, grad = own.to(ACC), grad.to(ACC)
+            x, grad = own[None, :, :].to(ACC), grad.to(ACC)
             receiver = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             shift, norm, delta = load_weights(stats_ptr, receiver, mask_edge, ALONE)
         else:
             offs_gathered = offs_other * SRC_STRIDE + offs_head[None, :, :]
             other = tl.load(x_src_ptr + offs_gathered, mask=gathered, other=0.0)
             x = other.to(ACC)
-        u = sum_of_rows(other, own)
+        u = sum_of_rows(other, own[None, :, :])
         if edge_ptr is not None:
             at = edge_ptr + edge
             if LOOPS:
@@ -128,7 +127,7 @@ def gradients_of_row(
             out = tl.load(at, mask=gathered, other=0.0).to(ACC)
             dp, base = tl.sum(grad * (x * factor[:, :, None] - out), 2), 0.0
         elif own_out is not None:
-            dp, base = tl.sum(grad * (x * factor[:, :, None] - own_out), 2), 0.0
+            dp, base = tl.sum(grad * (x * factor[:, :, None] - tl.expand_dims(own_out, 0)), 2), 0.0
         else:
             dp = tl.sum(grad * x, 2) * factor
         ds, dropped = slopes(s, mask_edge, dp, shift, norm, base, factor, PRECISE)
@@ -139,10 +138,9 @@ def gradients_of_row(
         if TRANSPOSED:
             summed += dropped[:, :, None] * grad
         else:
-            if not APART:
-                d_att += ds[:, :, None] * bent.to(ACC)
+            d_att += ds[:, :, None] * bent.to(ACC)
             if d_edge_ptr is not None or d_loop_edge_ptr is not None:
-                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att.to(ACC)
+                value = ds[:, :, None] * leaky_slope(u, SLOPE) * att[None, :, :].to(ACC)
             if d_edge_ptr is not None:
                 listed_edge = mask[None, :, :] & ((offs >= begin) & (offs < end))[:, None, None]
                 tl.store(d_edge_ptr + edge, value.to(d_edge_ptr.dtype.element_ty), mask=listed_edge)
@@ -150,29 +148,26 @@ def gradients_of_row(
                 at = d_loop_edge_ptr + (offs_row * HEADS * DIM + offs_head[None, :, :] + offs_other * 0)
                 mask_loop = mask[None, :, :] & its_loop[:, None, None]
                 tl.store(at, value.to(d_loop_edge_ptr.dtype.element_ty), mask=mask_loop)
-    scored, summed = tl.sum(scored, 0)[None, :, :], tl.sum(summed, 0)[None, :, :]
+    scored, summed, d_att = tl.sum(scored, 0), tl.sum(summed, 0), tl.sum(d_att, 0)
     if not PRECISE:
-        scored = SLOPE * tl.sum(level, 0)[None, :, None] + (1.0 - SLOPE) * scored
-    d_att = tl.sum(d_att, 0)[None, :, :]
-    of_att = (
-        tl.where(scored == 0, 0.0, own.to(ACC) * scored) if APART else d_att
-    )  # an Inf without edges is none
+        scored = SLOPE * tl.sum(level, 0)[:, None] + (1.0 - SLOPE) * scored
     first = att.to(ACC) * scored
     if TRANSPOSED:
         first += summed
-    PARTS: tl.constexpr = 2 if APART or not TRANSPOSED else 1
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
+            PARTS: tl.constexpr = 1 if TRANSPOSED else 2
             partial_ptr += tl.cast(slot, tl.int64) * PARTS * HEADS * DIM
-            store_own(partial_ptr, offs_head, first, mask)
-            if PARTS == 2:
-                store_own(partial_ptr + HEADS * DIM, offs_head, of_att, mask)
+            tl.store(partial_ptr + offs_head, first, mask=mask)
+            if not TRANSPOSED:
+                tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
-        store_own(first_ptr + offs_row * HEADS * DIM, offs_head, first, mask)
-        if PARTS == 2:
-            store_own(d_att_ptr + offs_row * HEADS * DIM, offs_head, of_att, mask)
+        at = offs_row * HEADS * DIM + offs_head
+        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
+        if not TRANSPOSED:
+            tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
 
 
 # All heads of one row of GATv2, which is a receiver: its neighbours are sources, of which x is gathered.
@@ -181,9 +176,8 @@ def gradients_of_row(
 #   reads     x_src, x_dst, grad [.., HEADS, DIM], att [HEADS, DIM]; stats ACC [num_receivers, HEADS, 4];
 #             edge and loop_edge [.., HEADS, DIM]; ptr, tasks, column, edge_perm; in float32, if the rows are
 #             receivers, out: g x - delta is then g (x - out), which loses no bits
-#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers, and in half
-#             precision without edge of sources too, d_att, a row's part of it, [num_rows, HEADS, DIM]; of
-#             receivers d_edge and d_loop_edge; slices write the first two to their slot
+#   writes    first: d_x_dst or, TRANSPOSED, d_x_src [num_rows, HEADS, DIM]; of receivers d_att, a row's part
+#             of it, [num_rows, HEADS, DIM], d_edge and d_loop_edge; slices write the first two to their slot
 #   order     as the forward kernel: bitwise reproducible
 @triton.jit(do_not_specialize=_COUNTS)
 def gatv2_bwd_row_kernel(
@@ -192,10 +186,12 @@ def gatv2_bwd_row_kernel(
     seed_ptr, num_tasks, num_rows, num_loops, split, SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr,
     GRAD_STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    PACKED: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if TRANSPOSED else after_previous()
-    row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
+    row, begin, end, slot, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
+    )
     if listed:
         return
     gradients_of_row(
@@ -214,23 +210,22 @@ def gatv2_bwd_row_kernel(
 #             and copy
 #   writes    d_x_dst, d_att and d_x_src, as above; slices to their walk's slots
 #   order     as above
-@triton.jit(
-    do_not_specialize=["num_tasks", "num_rows", "num_loops", "split", "num_other_tasks", "other_split"]
-)
+@triton.jit(do_not_specialize=[*_COUNTS, "num_other_tasks", "num_cols", "other_split"])
 def gatv2_bwd_alone_kernel(
     d_dst_ptr, d_att_ptr, d_src_ptr, partial_ptr, other_partial_ptr,
     ptr_ptr, tasks_ptr, column_ptr, copy_ptr, other_ptr_ptr, other_tasks_ptr, other_column_ptr,
     other_copy_ptr, x_src_ptr, x_dst_ptr, att_ptr, grad_ptr, out_ptr, softmax_ptr, seed_ptr,
-    num_tasks, num_rows, num_loops, split, num_other_tasks, other_split,
+    num_tasks, num_rows, num_loops, split, num_other_tasks, num_cols, other_split,
     SRC_STRIDE: tl.constexpr, DST_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr,
-    STAGES: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    STAGES: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr, DROPOUT: tl.constexpr,
+    LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
     sources, nth = direction(tl.program_id(0), num_tasks, num_other_tasks, num_rows)
     if sources:
         row, begin, end, slot, listed = row_task(
-            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, 1 << 30, other_split
+            other_ptr_ptr, other_tasks_ptr, nth, num_other_tasks, num_cols, other_split, PACKED
         )
         if not listed:
             gradients_of_row(
@@ -240,7 +235,7 @@ def gatv2_bwd_alone_kernel(
                 True, True, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS, ACC,
             )  # fmt: skip
     else:
-        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split)
+        row, begin, end, slot, listed = row_task(ptr_ptr, tasks_ptr, nth, num_tasks, num_rows, split, PACKED)
         if not listed:
             gradients_of_row(
                 d_dst_ptr, d_att_ptr, None, None, partial_ptr, ptr_ptr, column_ptr, copy_ptr, None, x_src_ptr,

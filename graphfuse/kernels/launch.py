@@ -35,6 +35,7 @@ class Config(NamedTuple):
     block_out: int = 16  # output features per step of the fused GEMM
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
+    packed: int = 1  # programs that share a block where each is a warp and walks rows
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
 
 
@@ -122,10 +123,10 @@ def spmm_row(dim: int, out_dim: int | None, num_rows: int, num_edges: int, num_t
 
 
 @functools.cache
-def sddmm_row(dim: int) -> Config:
+def sddmm_row(dim: int, load: RowLoad) -> Config:
     """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
     block = min(power_of_two(dim), 128)
-    return Config(block, min(32, max(4, 1024 // block)), 2, 1)
+    return Config(block, min(32, max(4, 1024 // block)), 2, 1, packed=load.packed)
 
 
 @functools.cache
@@ -270,21 +271,20 @@ def attention_row(
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
         step, warps = float32_rows.attention(heads, width, load, backward)
-        return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
+        return Config(block_dim, step, 1, warps, block_edge, rows=block_heads, packed=load.packed)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     stages = 3 if edge_dim == 0 else 2 if size > 2 else half_rows.stages_with_edges(heads, load, backward)
-    return Config(block_dim, step, stages, warps, block_edge, rows=block_heads)
+    return Config(block_dim, step, stages, warps, block_edge, rows=block_heads, packed=load.packed)
 
 
 @functools.cache
 def gat_window(heads: int, dim: int, dropout: bool, backward: bool, tilted: bool, load: Load) -> Config:
     """Window kernels of GAT's attention; ``rows`` is the group of heads.
 
-    Forward makes do with a guess at the maxima, except where dropout meets windows of a step or two. With
-    ``tilted`` sums, as backward's of factors are, a warp wants all registers for heads of 64 features and
-    more, four that share a gather, or dropout (results: guesses_apart.md, dropout.md, slim_walk.md), and
-    backward where a bound would make room for programs that there are not; the fewest have a head each.
+    Forward makes do with a guess at the maxima, except where dropout meets windows of a step or two. Sums
+    that are ``tilted`` want all registers for heads of 64 features and more, four that share a gather, or
+    dropout; so does backward if a bound makes no more room (guesses_apart.md, dropout.md, slim_walk.md).
     """
     config = _gat_window(heads, dim, dropout, backward, tilted, load)
     return config._replace(guess=not (backward or (dropout and load is Load.TINY)))

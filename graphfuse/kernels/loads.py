@@ -52,6 +52,11 @@ class RowLoad(enum.Enum):
     FEW = "fewer rows than the GPU holds: the longest is what is waited for"
     NORMAL = "many rows: keep programs small"
 
+    @property
+    def packed(self) -> int:
+        """Programs of one warp that share a block, as one ends sooner than others can begin (packing.md)."""
+        return 4 if self in (RowLoad.SHORT, RowLoad.NORMAL) else 1
+
 
 def load(num_tasks: int, num_entries: int) -> Load:
     """The load of ``num_tasks`` programs that share ``num_entries`` column entries or edges."""

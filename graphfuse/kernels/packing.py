@@ -19,8 +19,8 @@ from typing import Any
 MOST_SHARED = 98_304  # bytes of a block, two of which fit on a multiprocessor
 
 _ONE_WARP = re.compile(r"(\.reqntid )32((?:, 1, 1)?\s)")
-_BODY = re.compile(r"^\{\n(?:\t\.reg [^\n]*\n)*", re.MULTILINE)
-_SHARED = re.compile(r"(\tmov\.[bu]32 \t%r\d+, )global_smem;")
+_BODY = re.compile(r"^\{\n(?:\t\.reg [^\n]*\n)+", re.MULTILINE)  # of the kernel, and of what it calls
+_SHARED = re.compile(r"(\tmov\.[bu]32 \t%r\d+, |\[)global_smem(?=;|\]|\+\d+\])")
 # Whatever speaks of the other threads of a block.
 _OF_THE_BLOCK = re.compile(r"\bbar\.sync|\bbarrier\.|\bmbarrier\.|%nctaid\.x|%ntid|%warpid|%cluster")
 _PREAMBLE = """\
@@ -48,14 +48,13 @@ def packed(ptx: str, metadata: dict[str, Any], programs: int) -> str:
     """
     shared = -(-metadata["shared"] // 128) * 128
     programs = min(programs, MOST_SHARED // max(1, shared))
-    body = _BODY.search(ptx)
-    if programs < 2 or not _ONE_WARP.search(ptx) or _OF_THE_BLOCK.search(ptx) or body is None:
+    if programs < 2 or not _ONE_WARP.search(ptx) or _OF_THE_BLOCK.search(ptx) or not _BODY.search(ptx):
         return ptx
     if ptx.count("global_smem") != len(_SHARED.findall(ptx)) + (shared > 0):
         return ptx
     preamble = _PREAMBLE.format(programs=programs)
     preamble += _PREAMBLE_OF_SHARED.format(shared=shared) if shared > 0 else ""
-    rest = ptx[body.end() :].replace("%ctaid.x;", "%packed1;").replace("%tid.x;", "%packed2;")
-    head = _ONE_WARP.sub(rf"\g<1>{32 * programs}\2", ptx[: body.end()])
+    ptx = _SHARED.sub(r"\1%packed3", _ONE_WARP.sub(rf"\g<1>{32 * programs}\2", ptx))
+    ptx = ptx.replace("%ctaid.x;", "%packed1;").replace("%tid.x;", "%packed2;")
     metadata["num_warps"], metadata["shared"] = programs, shared * programs
-    return head + preamble + _SHARED.sub(r"\1%packed3;", rest)
+    return _BODY.sub(lambda found: found[0] + preamble, ptx)

@@ -102,12 +102,11 @@ def _words(x):
 
 @triton.jit
 def scores_of(bent, att, live, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    # The product of `att`, [1 or EDGES, ..], and the row of an edge, of each head; for `live` see
-    # `sum_of_products`.
+    # The product of `att` and the row of an edge, of each head; for `live` see `sum_of_products`.
     if bent.dtype.primitive_bitwidth > 16 or att.dtype != bent.dtype:
-        s = sum_of_products(att.to(ACC) * bent.to(ACC), live, 2, WIDTH)
+        s = sum_of_products(att.to(ACC)[None, :, :] * bent.to(ACC), live, 2, WIDTH)
     else:
-        a = tl.broadcast_to(att, bent.shape)
+        a = tl.broadcast_to(att[None, :, :], bent.shape)
         if bent.shape[2] < 8:
             part = product_in_pairs(bent, a).to(ACC)
         else:

@@ -3,26 +3,28 @@
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.tiles import load_task
-
-_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
-def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, num_rows, split):
+def row_task(ptr_ptr, tasks_ptr, pid, num_tasks, num_rows, split, PACKED: tl.constexpr):
     # What a program that walks rows does: first long rows and slices of longer ones, then one row a program.
-    # Row, first edge, end, slot or -1, and whether this is a row that was listed, or its slices were.
+    # Row, first edge, end, slot or -1, and whether this is a row that was listed, or its slices were, or, of
+    # PACKED programs of a block, one beyond the last.
     listed = False
     slot = -1
     if pid < num_tasks:
         row, begin, end, slot = load_task(tasks_ptr, pid)
     else:
         row = pid - num_tasks
-        exists = row < num_rows
-        begin = tl.load(ptr_ptr + row, mask=exists, other=0)
-        end = tl.load(ptr_ptr + row + 1, mask=exists, other=0)
-        listed = (end - begin > split) | (row >= num_rows)
+        if PACKED > 1:
+            begin = tl.load(ptr_ptr + row, mask=row < num_rows, other=0)
+            end = tl.load(ptr_ptr + row + 1, mask=row < num_rows, other=0)
+            listed = (row >= num_rows) | (end - begin > split)
+        else:
+            begin = tl.load(ptr_ptr + row)
+            end = tl.load(ptr_ptr + row + 1)
+            listed = end - begin > split
     return row, begin, end, slot, listed
 
 
@@ -38,37 +40,6 @@ def direction(pid, num_tasks, num_other_tasks, num_rows):
     if not long:
         nth = nth + num_other_tasks if sources else nth - num_other_tasks
     return sources, nth
-
-
-@triton.jit
-def rows_of_program(num_tasks, ROWS: tl.constexpr):
-    # how many rows a program goes through: one that is a task or a slice, or ROWS others
-    count = ROWS
-    if ROWS > 1:
-        if tl.program_id(0) < num_tasks:
-            count = 1
-    return count
-
-
-@triton.jit
-def row_of_program(ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS: tl.constexpr):
-    # The i-th row of a program: row, first edge, end, slot or -1, and whether it is there: beyond the last
-    # row is none, and one that was listed, or whose slices were, is another program's. Then it has no edges,
-    # and what comes of it is not for the program to store.
-    pid = tl.program_id(0)
-    slot = -1
-    if pid < num_tasks:
-        row, begin, end, slot = load_task(tasks_ptr, pid)
-        exists = True
-    else:
-        row = (pid - num_tasks) * ROWS + i
-        exists = row < num_rows
-        row = tl.minimum(row, num_rows - 1)
-        begin = tl.load(ptr_ptr + row)
-        end = tl.load(ptr_ptr + row + 1)
-        exists = exists & (end - begin <= split)
-        end = tl.where(exists, end, begin)
-    return row, begin, end, slot, exists
 
 
 @triton.jit
@@ -115,40 +86,6 @@ def step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES: tl.constexpr
         column = tl.load(column_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
         column = tl.where(offs < begin, row, column)
     return column, ahead, (offs < end) & ((column != row) | (offs < begin))
-
-
-@triton.constexpr_function
-def _fits(numbers, size, threads):
-    # whether they are one load a thread
-    return numbers * size <= 16 * threads
-
-
-@triton.jit
-def load_own(ptr, offs_head, mask, EDGES: tl.constexpr):
-    # A row's features: [2, ..] where a step has two edges and its tile is one load a thread, loaded by each
-    # thread that computes with them, else [1, ..], which Triton gives to other threads, and moves. Of more
-    # edges each thread would have as much to do at the end of a row as moving takes.
-    SIZE: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth // 8
-    EACH: tl.constexpr = EDGES == 2 and (
-        _INTERPRETING
-        or (tl.target_info.is_cuda() and _fits(EDGES * offs_head.numel, SIZE, tl.extra.cuda.num_threads()))
-    )
-    offs, mask = offs_head[None, :, :], mask[None, :, :]
-    if EACH:
-        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
-        mask = mask & (tl.zeros((EDGES, 1, 1), dtype=tl.int32) == 0)
-    return tl.load(ptr + offs, mask=mask, other=0.0)
-
-
-@triton.jit
-def store_own(ptr, offs_head, x, mask):
-    # Stores a row's features, of which x has those of one edge or of each, which are the same.
-    EDGES: tl.constexpr = x.shape[0]
-    offs, mask = offs_head[None, :, :], mask[None, :, :]
-    if EDGES > 1:
-        offs = offs + tl.zeros((EDGES, 1, 1), dtype=tl.int32)
-        mask = mask & (tl.arange(0, EDGES) == 0)[:, None, None]
-    tl.store(ptr + offs, x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

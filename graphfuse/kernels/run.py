@@ -15,7 +15,6 @@ from torch import Tensor
 from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.device import HIP, INTERPRETING
 
-_PACK = 4
 _MAX_GROUPS = 65535  # programs along the second dimension of a grid
 _CALLS_C = triton.__version__.startswith("3.6.")  # whether the arguments of a launcher's C function are known
 
@@ -67,8 +66,6 @@ class Launch:
             raise ValueError(
                 f"{name} takes at most {_MAX_GROUPS} groups of heads or features (got {groups}); split them"
             )
-        if "row_kernel" in kernel.fn.__name__ and "spmm" not in kernel.fn.__name__ and warps == 1:
-            packed = _PACK
         self._kernel, self._grid, self._packed = kernel, (programs, groups), packed
         # A product and its sum are rounded once, whatever Triton does untold: 3.6 does so, 3.10 will not.
         self._options = {"num_warps": warps, "enable_fp_fusion": True}

@@ -26,10 +26,12 @@ def _sddmm_row_kernel(
     a_ptr, b_ptr, out_ptr, ptr_ptr, tasks_ptr, column_ptr, edge_perm_ptr, num_tasks, num_rows, split,
     a_stride, b_stride,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
-    WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
+    PACKED: tl.constexpr, WITHOUT_LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    row, begin, end, _, listed = row_task(ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split)
+    row, begin, end, _, listed = row_task(
+        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
+    )
     if listed:
         return
     ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
@@ -56,12 +58,13 @@ def _sddmm_row_kernel(
 def _plan(
     w: Walk, edges: EdgeOrder, dim: int, dtype: torch.dtype, strides: Any, without_loops: bool
 ) -> Launch:
-    config = launch.sddmm_row(dim)
+    config = launch.sddmm_row(dim, launch.row_load(w.num_rows, w.num_cols, w.num_entries))
     num_tasks = w.tasks.size(0)
-    rest = (dim, config.block_dim, config.step, config.stages, without_loops, accumulator(dtype))
-    constants = (num_tasks, w.num_rows, w.split, *strides, *rest)
+    rest: tuple[Any, ...] = (num_tasks, w.num_rows, w.split, *strides, dim, config.block_dim, config.step)
+    rest += (config.stages, config.packed, without_loops, accumulator(dtype))
     by_row = (w.ptr, w.tasks, w.column, edges.perm)
-    return Launch(_sddmm_row_kernel, num_tasks + w.num_rows, config.warps, by_row, constants)
+    programs = num_tasks + w.num_rows
+    return Launch(_sddmm_row_kernel, programs, config.warps, by_row, rest, packed=config.packed)
 
 
 def sddmm(w: Walk, edges: EdgeOrder, a: Tensor, b: Tensor, without_loops: bool) -> Tensor:

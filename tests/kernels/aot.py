@@ -1,8 +1,8 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
 Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-``sm_90/3`` compiles every third kernel for sm_90, one of each function and, of every 49th or more, those
-that may spill more there and those whose products are counted.
+``sm_90/3`` compiles every third kernel for sm_90, one of each function and, of every 49th or more, those that
+may spill more there and those whose products are counted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ ROW_STRIDES = tuple(
 
 
 def compiled(case: Case, target: str) -> Any:
-    """The kernel as Triton has compiled it."""
+    """The kernel as Triton has compiled it, which asks a driver of its target, and there is none."""
     names = case.kernel.arg_names
     types = {**INDICES, **NUMBERS, **STRIDES, **case.operands}
     given = {name for name in names if name in types and name not in case.constants}
@@ -92,24 +92,23 @@ def compiled(case: Case, target: str) -> Any:
     options = {"num_warps": case.warps, "enable_fp_fusion": True}
     if case.registers is not None and TARGETS[target].backend == "cuda":
         options["maxnreg"] = case.registers
-    # what a kernel asks of its target it asks the driver, of which there is none
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: TARGETS[target]))
     building = case.kernel.__module__.startswith(BUILDING)
-    with contextlib.nullcontext() if building else of_one_warp():
+    with contextlib.nullcontext() if building else of_one_warp(case.constants.get("PACKED", 1)):
         return triton.compile(source, target=TARGETS[target], options=options)
 
 
 def compile_case(case: Case, target: str) -> dict[str, Any]:
     kernel, building = compiled(case, target), case.kernel.__module__.startswith(BUILDING)
-    report = {"shared": kernel.metadata.shared, "limit": SHARED_LIMIT[target]}
+    report = {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(kernel.asm["ttir"])}
     report["may_spill"] = SPILLED_MORE.get(target, {}).get(case.name.replace("[inference-", "["), SPILLED)
-    report |= {"function": case.kernel.__name__, "too_narrow": beyond_32_bits(kernel.asm["ttir"])}
-    if case.constants.get("GROUP", 1) > 1 and TARGETS[target].backend == "cuda":
+    report |= {"shared": kernel.metadata.shared, "limit": SHARED_LIMIT[target]}
+    report |= {"block": kernel.metadata.num_warps, "packed": case.constants.get("PACKED", 1)}
+    if case.constants.get("GROUP", 1) > 1 and "ptx" in kernel.asm:
         report["products"] = dump(kernel, "-sass").count("HMMA.")
-    ptx = kernel.asm.get("ptx", "")
+    ptx, report["waits_wanted"] = kernel.asm.get("ptx", ""), target in ("sm_90", "sm_100") and not building
     report["waits_for_all"] = case.warps == 1 and not building and "bar.sync" in ptx
     report["waits"] = "griddepcontrol.wait" in ptx
-    report["waits_wanted"] = target in ("sm_90", "sm_100") and not building
     return {"kernel": case.name, "target": target, "warps": case.warps, **report, **usage(kernel, target)}
 
 
@@ -163,6 +162,7 @@ def sparse_attention(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Ite
                 "COLUMNS": config.step,
                 "EDGES": config.step,
                 "STAGES": config.stages,
+                "PACKED": config.packed,
                 "WARPS": config.warps,
                 "SCALE": 0.125,
                 "DROPOUT": rate,
@@ -283,9 +283,9 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "SPLIT": False,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
-                "ROWS": 2 if dtype == "fp32" and not v2 else 1,
                 "EDGES": config.step,
                 "STAGES": config.stages,
+                "PACKED": config.packed,
                 "WARPS": config.warps,
                 "GUESS": config.guess,
                 "SLOPE": 0.2,
@@ -394,7 +394,7 @@ if __name__ == "__main__":
             function = case.kernel.__name__
             named.discard(case.name)
             if turn % step == 0 or case.name in watched or function not in functions:
-                functions.add(function)
                 print(json.dumps(compile_case(case, target)), flush=True)
+                functions.add(function)
         if named:
             sys.exit(f"no such kernel: {named}")

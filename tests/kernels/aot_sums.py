@@ -74,12 +74,13 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
     operands = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
-    kernel, config = sddmm._sddmm_row_kernel, launch.sddmm_row(dim)
+    kernel, config = sddmm._sddmm_row_kernel, launch.sddmm_row(dim, launch.RowLoad.NORMAL)
     constants = {
         "DIM": dim,
         "BLOCK_DIM": config.block_dim,
         "EDGES": config.step,
         "STAGES": config.stages,
+        "PACKED": config.packed,
         "WITHOUT_LOOPS": True,
         "ACC": tl.float32,
     }

@@ -38,6 +38,9 @@ def test_every_kernel_fits(target: str) -> None:
         assert {name: n for name, n in products.items() if n > PRODUCTS[name]} == {}
     assert not [report for report in reports if report["waits"] != report["waits_wanted"]]
     assert not [report for report in reports if report["waits_for_all"]]
+    if target.startswith("sm_"):
+        packed = [r for r in reports if r["block"] != r["warps"] * (r["packed"] if r["warps"] == 1 else 1)]
+        assert not packed, f"{len(packed)} are not packed as they should be, first: {packed[0]}"
     narrow = [report for report in reports if report["too_narrow"]]
     assert not narrow, f"{len(narrow)} read or write with 32 bits, first: {narrow[0]}"
     # The assembler may put a few bytes on the stack where that lets a multiprocessor keep more programs.

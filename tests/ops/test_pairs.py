@@ -28,7 +28,7 @@ def _kernel(
     bent = bent_rows(u, SLOPE)
     tl.store(u_ptr + at, u)
     tl.store(bent_ptr + at, bent)
-    tl.store(score_ptr + number, scores_of(bent, att[None, :, :], at >= 0, DIM, tl.float32))
+    tl.store(score_ptr + number, scores_of(bent, att, at >= 0, DIM, tl.float32))
     acc = tl.full((EDGES, HEADS, DIM), 1.5, tl.float32)
     tl.store(sum_ptr + at, sum_where_positive(acc, u, tl.load(number_ptr + number)[:, :, None]))
 
