@@ -122,9 +122,9 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)
-        rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
+        rest = (0, w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
-        rest += (config.step, config.stages, guess, slope, dropout)
+        rest += (config.step, config.stages, window_load(w).packed, guess, slope, dropout)
         main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=False)

@@ -43,6 +43,11 @@ class Load(enum.Enum):
         """Whether programs take more than a few steps, which pay for what stands before and after them."""
         return not self.short and self is not Load.TINY
 
+    @property
+    def packed(self) -> int:
+        """Programs of one warp that share a block, as of :attr:`RowLoad.packed`."""
+        return 4 if self is Load.TINY else 1
+
 
 class RowLoad(enum.Enum):
     """What rows ask of the GPU."""

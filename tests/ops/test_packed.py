@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graphfuse import RowWindows, clear_cache, ops
 from graphfuse.kernels import launch
-from graphfuse.kernels.loads import RowLoad
+from graphfuse.kernels.loads import Load, RowLoad
 from tests.ops.test_spmm import draw
 
 NODES = 75  # of which no number but 1 and 3, 5 and 15 leaves a block full
@@ -37,6 +37,26 @@ def gat(device: torch.device, dtype: torch.dtype, windows: RowWindows) -> list[T
     given = draw(device, dtype, a_src=(NODES, 2), a_dst=(NODES, 2), x=(NODES, 2, 4))
     out = ops.gat_attention(**given, windows=windows, self_loops=True)
     return [out, *torch.autograd.grad(out.square().sum(), tuple(given.values()))]
+
+
+def gat_of(heads: int, dim: int, device: torch.device, windows: RowWindows) -> list[Tensor]:
+    given = draw(device, torch.float16, a_src=(NODES, heads), a_dst=(NODES, heads), x=(NODES, heads, dim))
+    out = ops.gat_attention(**given, windows=windows, self_loops=True)
+    return [out, *torch.autograd.grad(out.square().sum(), tuple(given.values()))]
+
+
+def gat_by_eights(device: torch.device, dtype: torch.dtype, windows: RowWindows) -> list[Tensor]:
+    return gat_of(8, 8, device, windows)
+
+
+def gat_by_sixteens(device: torch.device, dtype: torch.dtype, windows: RowWindows) -> list[Tensor]:
+    return gat_of(4, 16, device, windows)
+
+
+def spmm(device: torch.device, dtype: torch.dtype, windows: RowWindows) -> list[Tensor]:
+    x = draw(device, dtype, x=(NODES, 33))["x"]
+    out = ops.spmm(windows, x)
+    return [out, *torch.autograd.grad(out.square().sum(), [x])]
 
 
 def gatv2(device: torch.device, dtype: torch.dtype, windows: RowWindows) -> list[Tensor]:
@@ -69,5 +89,18 @@ def test_rows(
             table.cache_clear()
         clear_cache()
         found.append(op(device, dtype, RowWindows.from_edge_index(*graph(device))))
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
+
+
+@pytest.mark.parametrize("op", [attention, gat_by_eights, gat_by_sixteens, spmm])
+def test_windows(
+    op: Callable[..., list[Tensor]], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for packed in (1, 4, 8):
+        monkeypatch.setattr(Load, "packed", packed)
+        clear_cache()
+        found.append(op(device, torch.float16, RowWindows.from_edge_index(*graph(device))))
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
