@@ -35,7 +35,6 @@ from benchmarks.cases import add_arguments, as_text, chosen, pairs
 from benchmarks.timing import release, time_call
 from graphfuse.formats import walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.barriers import of_one_warp
 from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.launch import Config
 from graphfuse.kernels.run import Launch
@@ -191,21 +190,20 @@ def forget_launches() -> None:
 
 def _compile(calls: Sequence[Callable[[], Any]]) -> None:
     """Compiles what the calls would launch, side by side and without launching it, into Triton's cache."""
-    wanted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    wanted: list[tuple[Launch, Any, Any, int]] = []
 
     def collect(self: Launch, outputs: Any, operands: Any, aligned: bool, index: int) -> None:
-        arguments = (*outputs, *self._structure, *operands, *self._rest)
-        wanted.append((self._kernel, arguments, self.options(index)))
+        wanted.append((self, outputs, operands, index))
 
     with mock.patch.object(Launch, "__call__", collect):
         for call in calls:
             call()
 
-    def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def compiled(launch: Launch, *arguments: Any) -> None:
         with contextlib.suppress(Exception), torch.cuda.device(device()):  # the sweep will say what fails
-            kernel.warmup(*args, grid=(1,), **options)
+            launch.compile(*arguments)
 
-    with of_one_warp(), ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda one: compiled(*one), wanted))
 
 

@@ -11,7 +11,7 @@ _SPMM_CUT = select("ops/test_spmm", "cut_windows and hub and False")
 _FAR = "kernels/test_run"
 # lines that follow, where one alone would stand there twice
 _SPMM_LOAD = " + offs_dim[None, :]\n            x = tl.load(x_ptr + offs_x, mask=mask_dim[None"
-_BACKWARD_MASK = "        gathered = live[:, None, None] & mask[None, :, :]\n        offs_gathered"
+_BACKWARD_MASK = "        gathered = live[:, None, None] & mask[None, :, :]\n        at = addresses("
 
 FAULTS = (
     Fault(
@@ -145,8 +145,8 @@ FAULTS = (
         "wrong stride",
         "the backward row kernel walks v, or the gradient, in steps of k or q",
         "kernels/attention_bwd_rows.py",
-        "offs_gathered = offs_other * OTHER_VALUE_STRIDE + offs_head[None, :, :]",
-        "offs_gathered = offs_other * OTHER_STRIDE + offs_head[None, :, :]",
+        "at = addresses(other_value_ptr, offs_other, offs_head, OTHER_VALUE_STRIDE)",
+        "at = addresses(other_value_ptr, offs_other, offs_head, OTHER_STRIDE)",
         select("ops/test_attention", "strided"),
     ),
     Fault(
@@ -199,8 +199,8 @@ FAULTS = (
         "dropped tail",
         "GAT's backward leaves out the last edge of a row",
         "kernels/additive_rows.py",
-        "        listed_edge = live[:, None] & mask_head",
-        "        live = offs < end - 1\n        listed_edge = live[:, None] & mask_head",
+        "        mask_edge = live[:, None] & mask_head[None, :]\n        receiver",
+        "        mask_edge = (offs < end - 1)[:, None] & mask_head[None, :]\n        receiver",
         select("ops/test_additive_attention", "test_gat and rows and hub"),
     ),
     Fault(

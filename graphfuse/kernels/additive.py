@@ -10,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk
-from graphfuse.kernels import gat_listed, launch
+from graphfuse.kernels import float32_rows, gat_listed, launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch, window_load
 from graphfuse.kernels.attention_tiles import shift_of
+from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_listed import Shape as Shape
 from graphfuse.kernels.gat_windows import gat_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
@@ -122,16 +123,20 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
     if w.row_mask is not None:
         config = launch.gat_window(heads, dim, dropout > 0, False, tilted, window_load(w))
         pair = gathered_together(config)
-        rest = (0, w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
+        rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
-        rest += (config.step, config.stages, window_load(w).packed, guess, slope, dropout)
+        rest += (config.step, config.stages, guess, slope, dropout)
         main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
-        rest += (config.block_dim, config.step, config.stages, config.packed, slope, dropout, loops, v2, acc)
-        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
+        rows = 1
+        if not (v2 or dtype in HALF):
+            rows = float32_rows.rows_of_gat(w.num_rows, heads, dim, tilted, row_load(w))
+        rest += (config.block_dim, rows, config.step, config.stages, config.packed)
+        rest += (slope, dropout, loops, v2, acc)
+        programs, groups = num_tasks + -(-w.num_rows // rows), -(-heads // config.rows)
         main = Launch(
             additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
         )

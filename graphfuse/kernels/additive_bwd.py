@@ -249,9 +249,8 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
     elif w.row_mask is not None:
         split = _by_factors(w, shape) > 0
         config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
-        rest = (0, w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
-        rest += (config.block_dim, config.step, config.stages, window_load(w).packed, config.warps, split)
-        rest += (slope, dropout)
+        rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
+        rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
         main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)

@@ -18,7 +18,9 @@ from graphfuse.kernels.row_tiles import (
     columns_of_step,
     first_columns,
     first_with_loop,
+    row_of_program,
     row_task,
+    rows_of_program,
     step_with_loop,
 )
 from graphfuse.kernels.tiles import after_previous, head_tile
@@ -109,8 +111,8 @@ def sums_of_row(
 
 
 # All heads of one row.
-#   grid      (num_tasks + num_rows, groups): long rows or slices, then one row a program; a row too wide for
-#             one program is dealt out in groups of BLOCK_HEADS heads
+#   grid      (num_tasks + ceil(num_rows / ROWS), groups): long rows or slices, then ROWS rows a program; a
+#             row too wide for one program is dealt out in groups of BLOCK_HEADS heads
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm
@@ -125,59 +127,58 @@ def additive_row_kernel(
     edge_perm_ptr, own_ptr, other_ptr, x_ptr, edge_ptr, loop_edge_ptr, seed_ptr, bias_ptr,
     num_tasks, num_rows, num_loops, split, X_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr,
-    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, V2: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    row, begin, end, slot, listed = row_task(
-        ptr_ptr, tasks_ptr, tl.program_id(0), num_tasks, num_rows, split, PACKED
-    )
-    if listed:
-        return
-    offs_row = tl.cast(row, tl.int64)
-    heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
-    mask_head = heads < HEADS
-    if V2:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0)
-        att = tl.load(other_ptr + offs_head, mask=mask, other=0.0)
-    else:
-        own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
-        att = None
-    top, total, high, acc, tilt = sums_of_row(
-        None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
-        column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
-        mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
-        V2, ACC,
-    )  # fmt: skip
-    if to_be_repeated(top, end - begin > 1):
+    for i in tl.range(0, rows_of_program(num_tasks, ROWS)):
+        row, begin, end, slot, exists = row_of_program(
+            ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS
+        )
+        offs_row = tl.cast(row, tl.int64)
+        heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
+        mask_head = heads < HEADS
+        if V2:
+            own = tl.load(own_ptr + offs_row * OWN_STRIDE + offs_head, mask=mask, other=0.0)
+            att = tl.load(other_ptr + offs_head, mask=mask, other=0.0)
+        else:
+            own = tl.load(own_ptr + offs_row * OWN_STRIDE + heads, mask=mask_head, other=0.0).to(ACC)
+            att = None
         top, total, high, acc, tilt = sums_of_row(
-            shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+            None, own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
             column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
             mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
             V2, ACC,
         )  # fmt: skip
-    whole = True
-    if partial_ptr is not None:
-        whole = slot < 0
-        if slot >= 0:
-            PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
-            offs_slot = tl.cast(slot, tl.int64) * HEADS
-            tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
-            tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
-            at = partial_ptr + offs_slot * PARTS * DIM + offs_head
-            tl.store(at, acc, mask=mask)
-            if tilt_ptr is not None:
-                tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
-                tl.store(at + HEADS * DIM, tilt, mask=mask)
-    if whole:
-        finish(
-            out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
-            offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
-        )  # fmt: skip
+        if to_be_repeated(top, end - begin > 1):
+            top, total, high, acc, tilt = sums_of_row(
+                shift_of(top), own, att, x_ptr, other_ptr, edge_ptr, loop_edge_ptr, edge_perm_ptr, ptr_ptr,
+                column_ptr, copy_ptr, seed_ptr, tilt_ptr, row, begin, end, num_loops, heads, offs_head, mask,
+                mask_head, X_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, EDGES, STAGES, SLOPE, DROPOUT, LOOPS,
+                V2, ACC,
+            )  # fmt: skip
+        whole = exists
+        if partial_ptr is not None:
+            whole = exists & (slot < 0)
+            if slot >= 0:
+                PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+                offs_slot = tl.cast(slot, tl.int64) * HEADS
+                tl.store(slots_ptr + (offs_slot + heads) * 3, top, mask=mask_head)
+                tl.store(slots_ptr + (offs_slot + heads) * 3 + 1, total, mask=mask_head)
+                at = partial_ptr + offs_slot * PARTS * DIM + offs_head
+                tl.store(at, acc, mask=mask)
+                if tilt_ptr is not None:
+                    tl.store(slots_ptr + (offs_slot + heads) * 3 + 2, high, mask=mask_head)
+                    tl.store(at + HEADS * DIM, tilt, mask=mask)
+        if whole:
+            finish(
+                out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, offs_row * HEADS + heads, mask_head,
+                offs_row * HEADS * DIM + offs_head, mask, offs_head, top, total, high, acc, tilt, DROPOUT,
+            )  # fmt: skip
 
 
 # All heads of one row of GAT, which is a source: what its neighbours, the receivers, say of it.
-#   grid      as the forward kernel
+#   grid      as the forward kernel, one row a program
 #   reads     a_src [num_rows, HEADS], x [num_rows, HEADS, DIM], grad [num_cols, HEADS, DIM]; stats ACC
 #             [num_cols, HEADS, 4]; edge and loop_edge [.., HEADS]; ptr, tasks, column, edge_perm
 #   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS], d_edge and d_loop_edge as the edges'

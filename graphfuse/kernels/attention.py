@@ -137,13 +137,11 @@ def window_launch(
         The launch, and the walk whose slices it writes.
     """
     w = over_windows(structure.walk, config, heads)
-    rest = (w.tasks.size(0), *rest[1:])
     row_mask, loops = row_masks(w, self_loops)
     graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
     rest += (loops, acc)
     groups = -(-heads // config.rows)
-    packed = window_load(structure.walk).packed
-    return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups, packed), w
+    return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups), w
 
 
 def row_load(w: Walk) -> launch.RowLoad:
@@ -193,16 +191,8 @@ def _plan(
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_window(heads, dim, dtype.itemsize, dropout > 0, scaled, window_load(w))
-        rest = (w.tasks.size(0), w.num_rows, *strides[:3], *after, heads, dim, config.rows, config.block_dim)
-        rest += (
-            config.step,
-            config.stages,
-            window_load(w).packed,
-            config.warps,
-            config.guess,
-            scale,
-            dropout,
-        )
+        rest = (w.num_rows, *strides[:3], *after, heads, dim, config.rows, config.block_dim)
+        rest += (config.step, config.stages, config.warps, config.guess, scale, dropout)
         main, w = window_launch(attention_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), False, edge_dim)

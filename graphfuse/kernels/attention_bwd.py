@@ -98,17 +98,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
     rest: tuple[Any, ...]
     if w.row_mask is not None:
         config = launch.attention_bwd_window(heads, dim, dropout > 0, loops, window_load(w))
-        rest = (
-            w.tasks.size(0),
-            w.num_rows,
-            *strides[:5],
-            transposed,
-            heads,
-            dim,
-            config.rows,
-            config.block_dim,
-        )
-        rest += (config.step, config.stages, window_load(w).packed, config.warps, scale, dropout)
+        rest = (w.num_rows, *strides[:5], transposed, heads, dim, config.rows, config.block_dim)
+        rest += (config.step, config.stages, config.warps, scale, dropout)
         main, w = window_launch(attention_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = launch.attention_row(heads, dim, dtype.itemsize, row_load(w), True, edge_dim)

@@ -57,19 +57,17 @@ def loop_slopes(
 #   writes    first (dq or dk, of keys as they are multiplied) and, if TRANSPOSED, second (dv) [num_rows,
 #             HEADS, DIM], strided rows; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_window_kernel(
     first_ptr, second_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
-    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_tasks, num_rows,
+    own_ptr, own_value_ptr, other_ptr, other_value_ptr, key_scale_ptr, stats_ptr, seed_ptr, num_rows,
     OUT_STRIDE: tl.constexpr, OWN_STRIDE: tl.constexpr, OWN_VALUE_STRIDE: tl.constexpr,
     OTHER_STRIDE: tl.constexpr, OTHER_VALUE_STRIDE: tl.constexpr,
     TRANSPOSED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, WARPS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     beside_previous() if TRANSPOSED else after_previous()
-    if tl.program_id(0) >= num_tasks:
-        return
     RATE: tl.constexpr = rate_of(SCALE)
     WHOLE: tl.constexpr = HEADS % GROUP == 0
     head = tl.program_id(1) * GROUP

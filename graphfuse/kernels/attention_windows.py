@@ -283,19 +283,17 @@ def store_group(
 #             BLOCK_DIM]; acc ACC, flat: [GROUP * 16, GROUP * BLOCK_DIM], of which a head's own features are
 #             all that is computed
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])
 def attention_window_kernel(
     out_ptr, sum_ptr, softmax_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr,
     row_mask_ptr, copy_ptr, q_ptr, k_ptr, v_ptr, key_scale_ptr, seed_ptr, x_ptr, offset_ptr, weight_ptr,
-    bias_ptr, mean_ptr, var_ptr, num_tasks, num_rows, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
+    bias_ptr, mean_ptr, var_ptr, num_rows, Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr, R_STRIDE: tl.constexpr, EPS: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr, GUESS: tl.constexpr,
     SCALE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if tl.program_id(0) >= num_tasks:
-        return
     RATE: tl.constexpr = rate_of(SCALE)
     head = tl.program_id(1) * GROUP
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))

@@ -19,7 +19,7 @@ from triton import knobs
 
 from graphfuse.kernels.packing import packed
 
-_KEY = "graphfuse: barriers of one warp"  # in the key of Triton's cache, from Triton 3.7 on
+_KEY = "graphfuse: programs of one warp"  # in the key of Triton's cache, from Triton 3.7 on
 _ONE_WARP = re.compile(r"\.reqntid 32(?:, 1, 1)?\s")
 _ALL_THREADS = re.compile(r"\bbar\.sync\s+0;")
 
@@ -33,14 +33,17 @@ def of_one_warp(programs: int = 1) -> Iterator[None]:
     """Within, kernels whose programs have one warp are compiled with barriers of that warp.
 
     So is what another thread compiles meanwhile, and means the same. Where somebody else looks at the stages
-    of Triton's compiler, barriers stay as they are.
+    of Triton's compiler, barriers stay as they are, and each program has a block of its own.
+
+    Args:
+        programs: That share a block, as far as they can, in what this thread compiles (:mod:`.packing`).
     """
     global _compiling
     with _lock:
         if knobs.runtime.add_stages_inspection_hook is None:
             knobs.runtime.add_stages_inspection_hook = _add_stages
         _compiling += 1
-    before, _here.programs = getattr(_here, "programs", 1), programs
+    before, _here.programs = _programs(), programs
     try:
         yield
     finally:
@@ -51,21 +54,21 @@ def of_one_warp(programs: int = 1) -> Iterator[None]:
                 knobs.runtime.add_stages_inspection_hook = None
 
 
+def _programs() -> int:
+    found: int = getattr(_here, "programs", 1)
+    return found
+
+
 def _add_stages(*arguments: Any) -> tuple[str, str] | None:
     # Triton's hook, told of a backend, its stages by name and more, or, for the key of a cache, of nothing
     if not arguments:
-        key = f"{_KEY}, {getattr(_here, 'programs', 1)} programs of a block"
+        key = f"{_KEY}, {_programs()} of which share a block"
         return key, key
     stages = arguments[1]
     if "ptx" in stages:  # an AMD GPU's have none
         made = stages["ptx"]
-        programs = getattr(_here, "programs", 1)
-
-        def ptx(source: Any, metadata: dict[str, Any]) -> str:
-            found = narrowed(made(source, metadata))
-            return packed(found, metadata, programs)
-
-        stages["ptx"] = ptx
+        programs = _programs()
+        stages["ptx"] = lambda source, metadata: packed(narrowed(made(source, metadata)), metadata, programs)
     return None
 
 

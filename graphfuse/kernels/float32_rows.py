@@ -10,7 +10,7 @@ after the other are as exact as the definition's, which is all that is asked. Re
 
 from __future__ import annotations
 
-from graphfuse.kernels.loads import RowLoad
+from graphfuse.kernels.loads import FULL, RowLoad
 
 Wide = tuple[int, int]  # edges of a step, and warps
 
@@ -53,6 +53,16 @@ def gat(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
     if load is RowLoad.FEW:
         return 8 if backward else 16, 2
     return 4 if backward else 16, 1
+
+
+def rows_of_gat(num_rows: int, heads: int, dim: int, tilted: bool, load: RowLoad) -> int:
+    """How many rows a program of GAT's forward goes through (results/nvidia-h200/rows_of_a_program.md).
+
+    Programs of one row end sooner than others can begin. A second row takes registers: all other kernels lose
+    by it, as do one head, and narrow heads with the ``tilted`` sums of training.
+    """
+    pays = heads > 1 and (dim >= 32 or not tilted)
+    return 2 if pays and load is RowLoad.NORMAL and num_rows >= 4 * FULL else 1
 
 
 def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:

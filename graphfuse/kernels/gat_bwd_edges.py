@@ -70,17 +70,15 @@ def _of_loops(
 #   on chip   dx, bent ACC [16, GROUP * DIM], number ACC [16, GROUP]: the three sums of above
 #   order     edges left to right within a task, no atomics: bitwise reproducible
 #   requires  as the forward kernel
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_bwd_edge_kernel(
     dx_ptr, d_a_src_ptr, partial_ptr, edge_ptr, edge_tasks_ptr, packed_ptr, edge_row_ptr, edge_copy_ptr,
-    row_index_ptr, a_src_ptr, a_dst_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_tasks, num_rows, num_loops,
+    row_index_ptr, a_src_ptr, a_dst_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    GROUP: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, SLOPE: tl.constexpr,
+    GROUP: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, SLOPE: tl.constexpr,
     DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if tl.program_id(0) >= num_tasks:
-        return
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     window, begin, end, slot = load_task(edge_tasks_ptr, tl.program_id(0))
     head = tl.program_id(1) * GROUP

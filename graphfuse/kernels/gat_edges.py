@@ -76,17 +76,15 @@ def _of_only_edges(
 #             maximum; weights, and their products with x, are rounded to the dtype of x
 #   order     edges left to right within a task, no atomics: bitwise reproducible
 #   requires  a power of two as GROUP, of which HEADS is a multiple, and as DIM; a slope in [0, 1]
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_edge_kernel(
     out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, edge_ptr, edge_tasks_ptr, packed_ptr,
     edge_row_ptr, edge_copy_ptr, only_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_tasks, num_rows, num_loops, X_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops, X_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if tl.program_id(0) >= num_tasks:
-        return
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     TILTED: tl.constexpr = tilt_ptr is not None
     window, begin, end, slot = load_task(edge_tasks_ptr, tl.program_id(0))

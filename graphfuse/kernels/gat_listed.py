@@ -12,7 +12,6 @@ from graphfuse.formats.walk import Walk, row_masks
 from graphfuse.kernels import walk_rules
 from graphfuse.kernels.gat_bwd_edges import gat_bwd_edge_kernel
 from graphfuse.kernels.gat_edges import gat_edge_kernel
-from graphfuse.kernels import loads
 from graphfuse.kernels.run import Launch, accumulator
 
 FEATURES, EDGES, STAGES = 64, 32, 3  # of a program, of a step, of a pipeline (results: listed_edges.md)
@@ -75,8 +74,6 @@ def _launch(
     kernel: Any, w: Walk, graph: tuple[Tensor | None, ...], shape: Shape, strides: tuple[int, ...], loops: Any
 ) -> Launch:
     heads = FEATURES // shape.dim
-    rest: tuple[Any, ...] = (w.tasks.size(0), w.num_rows, min(w.num_rows, w.num_cols), *strides)
-    packed = loads.load(w.tasks.size(0), w.num_entries).packed
-    rest += (shape.heads, shape.dim, heads, EDGES, STAGES, packed, shape.slope, shape.dropout, loops)
-    rest += (accumulator(shape.dtype),)
-    return Launch(kernel, w.tasks.size(0), 1, graph, rest, groups=shape.heads // heads, packed=packed)
+    rest: tuple[Any, ...] = (w.num_rows, min(w.num_rows, w.num_cols), *strides, shape.heads, shape.dim, heads)
+    rest += (EDGES, STAGES, shape.slope, shape.dropout, loops, accumulator(shape.dtype))
+    return Launch(kernel, w.tasks.size(0), 1, graph, rest, groups=shape.heads // heads)

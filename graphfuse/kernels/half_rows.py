@@ -11,11 +11,12 @@ def stages_with_edges(heads: int, load: RowLoad, backward: bool) -> int:
     return 1 if many and (heads > 1 or not backward) else 2
 
 
-def gatv2(heads: int, dim: int, width: int, load: RowLoad, backward: bool) -> tuple[int, int, int]:
-    """Steps of GATv2's attention in those of attention, stages of a pipeline, warps, 0 for attention's.
+def gatv2(heads: int, dim: int, width: int, load: RowLoad, backward: bool) -> tuple[int, int, int, int]:
+    """Steps of GATv2's in those of attention, stages, warps (0: attention's), and programs of a block.
 
     Where rows are few the longest is waited for, and where they are long the end of a row counts for little:
-    steps are wide. A pipeline is for few rows alone (results: row_kernels.md, pairs.md).
+    steps are wide. A pipeline is for few rows alone (results: row_kernels.md, pairs.md). Where rows are many,
+    one of a few edges ends sooner than other blocks can begin, so four share one (packing.md).
 
     Args:
         heads: Of a row.
@@ -36,4 +37,4 @@ def gatv2(heads: int, dim: int, width: int, load: RowLoad, backward: bool) -> tu
         warps = 1 if backward and heads == 1 else 2
     elif load is RowLoad.FEW:
         step, stages = 2 if heads > 1 and dim >= 16 and not backward else 1, 3
-    return step, stages, warps
+    return step, stages, warps, 4 if load is RowLoad.NORMAL else 1

@@ -1,8 +1,8 @@
 """Launch configurations: a function of the walk, the width and the element size, the same on every run.
 
 No run-time autotuning: it races across threads, must not run inside a CUDA graph capture, and would let the
-machine's mood choose the order of summation. The rules below were read off sweeps on an H200 or H100, over
-real graphs from Cora to dblp-2010 and stand-ins of larger ones (results: tune.jsonl).
+machine's mood choose the order of summation. Rules were read off sweeps on an H200 or H100 (tune.jsonl), over
+real graphs from Cora to dblp-2010 and stand-ins of larger ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from graphfuse.kernels.walk_rules import attention_prefers_rows as attention_pre
 from graphfuse.kernels.walk_rules import gat_prefers_rows as gat_prefers_rows
 from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
-# Elements of a row, or of what an edge adds to it, that attention over edges with numbers holds on chip.
-_MAX_EDGE_TILE = 4096
+_MAX_EDGE_TILE = 4096  # elements of a row, or of what an edge adds to it, that attention with edges holds
 _MANY_ELEMENTS = 1 << 20  # whose programs do not all start at once (results, of slices too: row_kernels.md)
 FEW_SLICES = 264  # slices of rows, two for a multiprocessor of an H200: their merge takes little time
 
@@ -35,7 +34,7 @@ class Config(NamedTuple):
     block_out: int = 16  # output features per step of the fused GEMM
     rows: int = 1  # rows a program of the row kernel handles, or heads one of attention does
     registers: int | None = None  # most of a thread; None lets the compiler choose
-    packed: int = 1  # programs that share a block where each is a warp and walks rows
+    packed: int = 1  # programs of one warp that share a block, where rows are walked
     guess: bool = False  # whether windows of attention try to make do with a guess at their maxima
 
 
@@ -123,10 +122,10 @@ def spmm_row(dim: int, out_dim: int | None, num_rows: int, num_edges: int, num_t
 
 
 @functools.cache
-def sddmm_row(dim: int, load: RowLoad) -> Config:
+def sddmm_row(dim: int) -> Config:
     """Row kernel of :func:`graphfuse.kernels.sddmm.sddmm`."""
     block = min(power_of_two(dim), 128)
-    return Config(block, min(32, max(4, 1024 // block)), 2, 1, packed=load.packed)
+    return Config(block, min(32, max(4, 1024 // block)), 2, 1)
 
 
 @functools.cache
@@ -271,11 +270,11 @@ def attention_row(
     width = block_heads * max(block_dim, block_edge)
     if size > 2 and edge_dim == 0:
         step, warps = float32_rows.attention(heads, width, load, backward)
-        return Config(block_dim, step, 1, warps, block_edge, rows=block_heads, packed=load.packed)
+        return Config(block_dim, step, 1, warps, block_edge, rows=block_heads)
     warps = min(16, max(1, width // 256))
     step = min(32, max(1, 256 * (warps if edge_dim > 0 else 1) // width))
     stages = 3 if edge_dim == 0 else 2 if size > 2 else half_rows.stages_with_edges(heads, load, backward)
-    return Config(block_dim, step, stages, warps, block_edge, rows=block_heads, packed=load.packed)
+    return Config(block_dim, step, stages, warps, block_edge, rows=block_heads)
 
 
 @functools.cache
@@ -390,8 +389,9 @@ def gatv2_row(heads: int, dim: int, size: int, load: RowLoad, backward: bool) ->
     if size > 2:
         step, warps = float32_rows.gatv2(heads, width, load, backward)
         return config._replace(step=step, warps=warps)
-    step, stages, warps = half_rows.gatv2(heads, dim, width, load, backward)
-    return config._replace(step=step * config.step, stages=stages, warps=warps or config.warps)
+    step, stages, warps, packed = half_rows.gatv2(heads, dim, width, load, backward)
+    step, warps = step * config.step, warps or config.warps
+    return config._replace(step=step, stages=stages, warps=warps, packed=packed)
 
 
 def attention_takes_edges(heads: int, dim: int, edge_dim: int) -> bool:

@@ -43,11 +43,6 @@ class Load(enum.Enum):
         """Whether programs take more than a few steps, which pay for what stands before and after them."""
         return not self.short and self is not Load.TINY
 
-    @property
-    def packed(self) -> int:
-        """Programs of one warp that share a block, as of :attr:`RowLoad.packed`."""
-        return 4 if self is Load.TINY else 1
-
 
 class RowLoad(enum.Enum):
     """What rows ask of the GPU."""
@@ -56,11 +51,6 @@ class RowLoad(enum.Enum):
     LONG = "256 edges and more: make each step wide"
     FEW = "fewer rows than the GPU holds: the longest is what is waited for"
     NORMAL = "many rows: keep programs small"
-
-    @property
-    def packed(self) -> int:
-        """Programs of one warp that share a block, as one ends sooner than others can begin (packing.md)."""
-        return 4 if self in (RowLoad.SHORT, RowLoad.NORMAL) else 1
 
 
 def load(num_tasks: int, num_entries: int) -> Load:

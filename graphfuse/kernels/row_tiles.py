@@ -43,6 +43,37 @@ def direction(pid, num_tasks, num_other_tasks, num_rows):
 
 
 @triton.jit
+def rows_of_program(num_tasks, ROWS: tl.constexpr):
+    # how many rows a program goes through: one that is a task or a slice, or ROWS others
+    count = ROWS
+    if ROWS > 1:
+        if tl.program_id(0) < num_tasks:
+            count = 1
+    return count
+
+
+@triton.jit
+def row_of_program(ptr_ptr, tasks_ptr, i, num_tasks, num_rows, split, ROWS: tl.constexpr):
+    # The i-th row of a program: row, first edge, end, slot or -1, and whether it is there: beyond the last
+    # row is none, and one that was listed, or whose slices were, is another program's. Then it has no edges,
+    # and what comes of it is not for the program to store.
+    pid = tl.program_id(0)
+    slot = -1
+    if pid < num_tasks:
+        row, begin, end, slot = load_task(tasks_ptr, pid)
+        exists = True
+    else:
+        row = (pid - num_tasks) * ROWS + i
+        exists = row < num_rows
+        row = tl.minimum(row, num_rows - 1)
+        begin = tl.load(ptr_ptr + row)
+        end = tl.load(ptr_ptr + row + 1)
+        exists = exists & (end - begin <= split)
+        end = tl.where(exists, end, begin)
+    return row, begin, end, slot, exists
+
+
+@triton.jit
 def first_columns(column_ptr, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
     # The columns, or other numbers, of the first edges from `begin` on, for a step to come. With a pipeline
     # that step loads them itself.

@@ -42,8 +42,8 @@ class Launch:
         structure: Tensors of the graph, after the first group of the call's arguments.
         rest: Integers and ``constexpr`` parameters, last.
         registers: Most that a thread may use; ``None`` lets the compiler choose, as AMD's always does.
-        packed: Programs of one warp that share a block, which leave out those beyond ``programs``, see
-            :mod:`.packing`.
+        packed: Programs of one warp that share a block, see :mod:`.packing`. The kernel has the number as a
+            ``constexpr``, by which caches tell it from others, and leaves out programs beyond ``programs``.
         groups: Of heads or of features, at most 65,535. They are the second dimension of the grid, as a
             program that divides its number takes 200 cycles for it before it can load anything.
     """
@@ -92,6 +92,14 @@ class Launch:
         """What it is compiled with for device ``index``."""
         return {**self._options, "launch_pdl": True} if _overlaps(index) else self._options
 
+    def compile(
+        self, outputs: tuple[Tensor | None, ...], operands: tuple[Tensor | None, ...], index: int
+    ) -> Any:
+        """What is launched with such arguments, as Triton compiles it or has it in its cache."""
+        arguments = (*outputs, *self._structure, *operands, *self._rest)
+        with of_one_warp(self._packed):
+            return self._kernel.warmup(*arguments, grid=self._grid, **self.options(index))
+
     def __call__(
         self,
         outputs: tuple[Tensor | None, ...],
@@ -119,25 +127,24 @@ class Launch:
                 *[None if tensor is None else tensor.data_ptr() for tensor in operands], *self._rest,
             )  # fmt: skip
             return
-        arguments = (*outputs, *self._structure, *operands, *self._rest)
         if INTERPRETING:
+            arguments = (*outputs, *self._structure, *operands, *self._rest)
             self._kernel[self._grid](*arguments, **self._options)
             return
-        options, key = self.options(index), None
+        key = None
         # a graph that starts elsewhere, as a loaded one may, is compiled for by itself
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)
             known = specialization(self._kernel, tensors, self._rest)
-            key = (index, places, self._packed, *options.values(), *known)
+            key = (index, places, *self.options(index).values(), *known)
             found = _COMPILED.get(key)
         if found is not None:
             self._compiled[places] = found
             self(outputs, operands, aligned, index)
             return
-        with of_one_warp(self._packed):
-            kernel = self._kernel.warmup(*arguments, grid=self._grid, **options)
-        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. Triton may have
-        # found it in its cache, packed by another number.
+        kernel = self.compile(outputs, operands, index)
+        # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. How many programs
+        # a block has it must tell, as what cannot be packed is not.
         packed = kernel.metadata.num_warps // self._options["num_warps"]
         found = (kernel, packed, *_launcher_of(kernel))
         self._compiled[places] = found

@@ -58,7 +58,7 @@ def _sddmm_row_kernel(
 def _plan(
     w: Walk, edges: EdgeOrder, dim: int, dtype: torch.dtype, strides: Any, without_loops: bool
 ) -> Launch:
-    config = launch.sddmm_row(dim, launch.row_load(w.num_rows, w.num_cols, w.num_entries))
+    config = launch.sddmm_row(dim)
     num_tasks = w.tasks.size(0)
     rest: tuple[Any, ...] = (num_tasks, w.num_rows, w.split, *strides, dim, config.block_dim, config.step)
     rest += (config.stages, config.packed, without_loops, accumulator(dtype))

@@ -33,18 +33,16 @@ from graphfuse.kernels.tiles import (
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     steps left to right within a task, entries of one as `dealt`, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
-@triton.jit(do_not_specialize=["num_tasks", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_window_kernel(
     x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
-    num_tasks, num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
+    num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, LOOPS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
     RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if tl.program_id(0) >= num_tasks:
-        return
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
@@ -245,11 +243,10 @@ def _plan(
     if windows:
         row_mask, with_loops = row_masks(w, loops)
         structure = (w.tasks, w.row_index, w.column, row_mask)
-        counts: tuple[int, ...] = (num_tasks, w.num_rows, num_loops)
-        packed = launch.load(num_tasks, w.num_entries).packed
-        rest = (*counts, *weight_strides, *shape, config.step, config.stages, packed, with_loops, *epilogue)
+        counts: tuple[int, ...] = (w.num_rows, num_loops)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
-        main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks, packed)
+        main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)

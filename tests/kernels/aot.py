@@ -1,8 +1,7 @@
 """Compiles every kernel for GPUs that are not there, and reports registers, spills and shared memory.
 
-Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target.
-``sm_90/3`` compiles every third kernel for sm_90, one of each function and, of every 49th or more, those that
-may spill more there and those whose products are counted.
+Run as a script, without TRITON_INTERPRET, naming targets: prints one JSON object per kernel and target. Of
+``sm_90/3`` every third kernel, one of each function and, up to 49, what may spill or whose products count.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ FLOATS = ("softmax_ptr", "partial_ptr", "other_partial_ptr", "slots_ptr", "stats
 INDICES = dict.fromkeys(WALKED, "*i32") | {"row_mask_ptr": "*i16"}
 SIDES = ("own", "own_value", "other", "other_value")
 COUNTS = ("tasks", "other_tasks", "rows", "cols", "loops", "merges", "grads", "splits", "slices")
-PASSED = ("length", "split", "other_split", "weight_stride_out", "width", "dim")
-NUMBERS = dict.fromkeys((*(f"num_{name}" for name in COUNTS), *PASSED), "i32")
+NUMBERS = dict.fromkeys(("length", "split", "other_split", "weight_stride_out", "width", "dim"), "i32")
+NUMBERS |= dict.fromkeys((f"num_{name}" for name in COUNTS), "i32")
 STRIDED = (*("x", "y", "a", "b", "left", "right", "grad", "out", "skip", "q", "k", "v"), *SIDES)
 STRIDES = dict.fromkeys((f"{name}_stride" for name in STRIDED), "i32")
 ROW_STRIDES = tuple(
@@ -283,6 +282,7 @@ def additive_attention(dtype: str, heads: int, dim: int) -> Iterator[Case]:
                 "SPLIT": False,
                 "BLOCK_DIM": config.block_dim,
                 "COLUMNS": config.step,
+                "ROWS": 2 if dtype == "fp32" and not v2 else 1,
                 "EDGES": config.step,
                 "STAGES": config.stages,
                 "PACKED": config.packed,

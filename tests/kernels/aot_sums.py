@@ -74,7 +74,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
 
 def sampled_product(dtype: str, dim: int) -> Iterator[Case]:
     operands = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
-    kernel, config = sddmm._sddmm_row_kernel, launch.sddmm_row(dim, launch.RowLoad.NORMAL)
+    kernel, config = sddmm._sddmm_row_kernel, launch.sddmm_row(dim)
     constants = {
         "DIM": dim,
         "BLOCK_DIM": config.block_dim,

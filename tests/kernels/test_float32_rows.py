@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graphfuse.kernels import launch, row_tiles
+from graphfuse.kernels import float32_rows, launch, row_tiles
 from tests.kernels.compiled import without_interpreter
 
 # Compiles what walks many rows for a GPU that is not there, and prints of each kernel how many rows it asks
@@ -62,7 +62,7 @@ def test_short_rows_of_float32_take_few_edges_a_step(
     assert short.step <= 2 and short.step <= normal.step <= long.step and short.step < long.step
     assert short.warps <= long.warps and normal.warps <= long.warps and short.stages == 1
     half = [row(*heads_and_dim, 2, getattr(launch.RowLoad, load), backward) for load in ("SHORT", "NORMAL")]
-    assert half[0] == half[1]
+    assert half[0] == half[1]._replace(packed=1)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -79,6 +79,15 @@ def test_many_rows_of_float32_have_small_programs(
     assert config.warps == 1 + (
         row is launch.attention_row and backward and heads_and_dim in ((8, 16), (4, 32))
     )
+
+
+def test_programs_of_gat_go_through_two_rows_where_that_was_faster() -> None:
+    normal = launch.RowLoad.NORMAL
+    for heads, dim, tilted, rows in ((8, 8, False, 2), (8, 8, True, 1), (4, 32, True, 2), (1, 64, False, 1)):
+        assert float32_rows.rows_of_gat(18_333, heads, dim, tilted, normal) == rows
+        assert float32_rows.rows_of_gat(13_752, heads, dim, tilted, normal) == 1
+        for load in set(launch.RowLoad) - {normal}:
+            assert float32_rows.rows_of_gat(10**6, heads, dim, tilted, load) == 1
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(4, 32), (8, 8), (8, 16), (1, 64)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphfuse import RowWindows, clear_cache, ops, reference
 from graphfuse.formats import build
+from graphfuse.kernels import float32_rows
 from graphfuse.testing import GRAPHS, check
 from tests.ops.test_additive_attention import check_additive
 from tests.ops.test_attention import check_attention
@@ -58,6 +59,28 @@ def test_attention(kind: str, device: torch.device) -> None:
         check_attention("hubs", device, torch.float32, 2, 8)
     else:
         check_additive(kind, "hubs", device, torch.float32, 2, 8)
+
+
+@pytest.mark.parametrize("split", [32, 512], ids=["cut", "whole"])
+@pytest.mark.parametrize(("rows", "name"), [(2, "hubs"), (3, "hubs"), (2, "isolated"), (3, "bipartite")])
+def test_programs_of_several_rows(
+    rows: int, name: str, split: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", split)
+    monkeypatch.setattr(float32_rows, "rows_of_gat", lambda *counts: rows)
+    check_additive("gat", name, device, torch.float32, 2, 8)
+
+
+def test_rows_of_a_program_change_no_bit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_index, size = hubs(device)
+    shapes = {"a_src": (NODES, 2), "a_dst": (NODES, 2), "x": (NODES, 2, 8)}
+    given = {name: one.detach() for name, one in draw(device, torch.float32, **shapes).items()}
+    found = []
+    for rows in (1, 2):
+        monkeypatch.setattr(float32_rows, "rows_of_gat", lambda *counts, rows=rows: rows)
+        windows = RowWindows.from_edge_index(edge_index.clone(), size)
+        found.append(ops.gat_attention(**given, windows=windows, negative_slope=0.2))
+    assert torch.equal(*found)
 
 
 def test_weighted_sums(device: torch.device) -> None:
