@@ -179,7 +179,7 @@ def _parts(num_nodes: int, on: torch.device) -> list[Callable[[], None]]:
     parts = [functools.partial(launch_case, case, num_nodes, on) for case in suite()]
     parts += [functools.partial(launch_records, on, *shape) for shape in ((4, 16), (4, 32), (1, 64))]
     others = (build_structures, launch_of_nodes, launch_as_on_large_graphs, launch_several_rows_a_program)
-    parts += [functools.partial(part, on) for part in others]
+    parts += [functools.partial(part, on) for part in (*others, launch_rows_that_share_a_block)]
     return [*parts, functools.partial(launch_long_windows, on, 300 if on.type == "cuda" else 140)]
 
 
@@ -281,6 +281,17 @@ def launch_records(on: torch.device, heads: int, dim: int) -> None:
             terms = torch.randn(200, heads, device=on, dtype=dtype, requires_grad=True)
             result = ops.gat_attention(terms, terms, x, windows, dropout=dropout, self_loops=True)
             torch.autograd.grad(result, (terms, x), torch.ones_like(result))
+
+
+def launch_rows_that_share_a_block(on: torch.device) -> None:
+    """As those of GATv2 do in half precision where rows are many; the last block is not full."""
+    edges = torch.randint(41, (2, 200), generator=torch.Generator().manual_seed(0)).to(on)
+    windows, table = RowWindows.from_edge_index(edges, (41, 41)), launch.gatv2_row
+    with mock.patch.object(launch, "gatv2_row", lambda *call: table(*call)._replace(packed=4)):
+        for heads, dim in ((8, 8), (4, 32)):
+            x, y = torch.randn(2, 41, heads, dim, device=on).half().requires_grad_().unbind()
+            result = ops.gatv2_attention(x, y, torch.ones_like(x[0]), windows, self_loops=True)
+            torch.autograd.grad(result, (x, y), torch.ones_like(result))
 
 
 def launch_several_rows_a_program(on: torch.device) -> None:
