@@ -1,11 +1,11 @@
 """Several programs in one block of threads, where a program is a warp.
 
-A GPU begins blocks one after the other: an H200 some 820 a microsecond, whatever they do. Rows of five edges
-are done sooner than the next can begin, and Triton makes a block of each program. Programs of one warp have
-nothing in common but the block's shared memory, so several fit into one: here PTX is told that its threads
-are more, which of the programs a warp is, and where that one's part of shared memory begins. A warp goes its
-own way as before, which several rows in one program of Triton would not: they would all be as long as the
-longest (results/nvidia-h200/packing.md).
+A GPU begins blocks one after the other: an H200 some 820 a microsecond of those that walk rows. Rows of five
+edges are done sooner than the next can begin, and Triton makes a block of each program. Programs of one warp
+have nothing in common but the block's shared memory, so several fit into one: here PTX is told that its
+threads are more, which of the programs a warp is, and where that one's part of shared memory begins. A warp
+goes its own way as before, which several rows in one program of Triton would not: they would all be as long
+as the longest (results/nvidia-h200/packing.md).
 
 What a kernel was packed by stands in its metadata, for which :class:`.run.Launch` asks, and programs beyond
 the last are for the kernel to leave out: a block may have more than there are left.
