@@ -181,37 +181,6 @@ def list_tasks(ptr: Tensor, slices: Tensor, least: int) -> tuple[Tensor, Tensor,
     return tasks, merges, int(count.sum())
 
 
-def joined_tasks(ptr: Tensor, split: int, most: int) -> tuple[Tensor, int]:
-    """Tasks whose slices stand side by side: those of a window begin at a multiple of their number.
-
-    Args:
-        ptr: ``int32[n + 1]``, where each window begins.
-        split: Windows with more entries than this are cut into equal slices, 2, 4 and so on up to ``most``.
-        most: A power of two.
-
-    Returns:
-        Window, first entry, end and number of slices (-1: not cut) of each, and how many are slices, which
-        come first.
-    """
-    ptr = ptr.to(torch.int64)
-    length = torch.diff(ptr)
-    wanted, slices = _ceil(length, split), torch.ones_like(length)
-    for _ in range(most.bit_length() - 1):
-        slices = torch.where(slices < wanted, 2 * slices, slices)
-    share = torch.where(slices > 1, _ceil(_ceil(length, slices), _STEP) * _STEP, length)
-    order = torch.sort(-share, stable=True).indices
-    order = order[torch.sort(-slices[order], stable=True).indices]
-    slices, share = slices[order], share[order]
-    window = torch.repeat_interleave(order, slices)
-    each = torch.repeat_interleave(torch.arange(order.numel(), device=ptr.device), slices)
-    rank = torch.arange(window.numel(), device=ptr.device) - (slices.cumsum(0) - slices)[each]
-    last = ptr[1:][window]
-    begin = torch.minimum(ptr[window] + rank * share[each], last)
-    end = torch.minimum(begin + share[each], last)
-    count = torch.where(slices[each] > 1, slices[each], -1)
-    return torch.stack([window, begin, end, count], 1).to(torch.int32), int((count > 0).sum())
-
-
 def _ceil(a: Tensor, b: Tensor | int) -> Tensor:
     return a.add(b).sub_(1).div_(b, rounding_mode="floor")
 
