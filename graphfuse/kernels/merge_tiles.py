@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import shift_of
-from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.tiles import load_task
-
-_INTERPRETING = tl.constexpr(INTERPRETING)
 
 
 @triton.jit
@@ -21,18 +18,6 @@ def merge_task(merges_ptr, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
     PARTS: tl.constexpr = HEIGHT // ROWS
     window, begin, count, _ = load_task(merges_ptr, tl.program_id(0) // PARTS)
     return window, begin, begin + count, tl.program_id(0) % PARTS * ROWS
-
-
-@triton.jit
-def shares_of_join(slot, count, SHARES: tl.constexpr):
-    # Where programs of a block join `count` slices of a window: the first of them, and which shares of it the
-    # program has that made the one at `slot`, from which on and in which steps. The interpreter runs programs
-    # one after the other: there the last has all.
-    nth = slot & (count - 1)
-    begin, step = nth, count
-    if _INTERPRETING:
-        begin, step = tl.where(nth == count - 1, 0, SHARES), 1
-    return slot - nth, begin, step
 
 
 @triton.jit
