@@ -20,7 +20,7 @@ MOST_SHARED = 98_304  # bytes of a block, two of which fit on a multiprocessor
 
 _ONE_WARP = re.compile(r"(\.reqntid )32((?:, 1, 1)?\s)")
 _BODY = re.compile(r"^\{\n(?:\t\.reg [^\n]*\n)+", re.MULTILINE)  # of the kernel, and of what it calls
-_SHARED = re.compile(r"(\tmov\.[bu]32 \t%r\d+, |\[)global_smem(?=;|\]|\+\d+\])")
+_SHARED = re.compile(r"(\tmov\.(?:b|u)32 \t%r\d+, |\[)global_smem(?=;|\]|\+\d+\])")
 # Whatever speaks of the other threads of a block.
 _OF_THE_BLOCK = re.compile(r"\bbar\.sync|\bbarrier\.|\bmbarrier\.|%nctaid\.x|%ntid|%warpid|%cluster")
 _PREAMBLE = """\
