@@ -137,9 +137,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         rest += (config.block_dim, rows, config.step, config.stages, config.packed)
         rest += (slope, dropout, loops, v2, acc)
         programs, groups = num_tasks + -(-w.num_rows // rows), -(-heads // config.rows)
-        main = Launch(
-            additive_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
-        )
+        how = (config.registers, groups, config.packed)
+        main = Launch(additive_row_kernel, programs, config.warps, graph, rest, *how)
     return Plan(main, _merge(w, shape, tilted))
 
 

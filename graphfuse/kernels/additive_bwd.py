@@ -257,10 +257,8 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, config.packed, slope, dropout, loops, acc)
-        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(
-            gat_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
-        )
+        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
+        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, *how)
     return Plan(main, merge_gradients(w, heads * dim, heads, dim, 1, 2, acc))
 
 
@@ -346,9 +344,8 @@ def _alone_plan(
     rest += (t.num_rows, t.split, *strides, heads, dim, config.rows, config.block_dim, config.step)
     rest += (config.stages, config.packed, slope, dropout, loops, acc)
     programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
-    main = Launch(
-        gatv2_bwd_alone_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
-    )
+    how = (config.registers, groups, config.packed)
+    main = Launch(gatv2_bwd_alone_kernel, programs, config.warps, graph, rest, *how)
     merges = [merge_gradients(one, heads * dim, heads, dim, 0, parts, acc) for one, parts in ((w, 2), (t, 1))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan
@@ -383,8 +380,6 @@ def _gatv2_bwd_plan(
     acc = accumulator(dtype)
     rest += (config.rows, config.block_dim, config.step, config.stages, config.packed)
     rest += (slope, dropout, loops, acc)
-    programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-    main = Launch(
-        gatv2_bwd_row_kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed
-    )
+    programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
+    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, *how)
     return Plan(main, merge_gradients(w, heads * dim, heads, dim, 0, 1 if transposed else 2, acc))

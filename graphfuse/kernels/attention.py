@@ -200,10 +200,8 @@ def _plan(
         rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
         rest += (scale, dropout, loops, acc)
-        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(
-            attention_row_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
-        )
+        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
+        main = Launch(attention_row_kernel, programs, config.warps, graph, rest, *how)
     merge = None
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)

@@ -107,10 +107,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
         rest += (scale, dropout, loops, acc)
-        programs, groups = num_tasks + w.num_rows, -(-heads // config.rows)
-        main = Launch(
-            attention_bwd_row_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
-        )
+        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
+        main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest, *how)
     edge_dim = 0 if transposed else edge_dim
     parts = 2 if transposed or edge_dim > 0 else 1
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
@@ -193,9 +191,8 @@ def _alone_plan(
     rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, config.packed)
     rest += (scale, dropout, loops, acc)
     programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
-    main = Launch(
-        attention_bwd_alone_kernel, programs, config.warps, graph, rest, groups=groups, packed=config.packed
-    )
+    how = (config.registers, groups, config.packed)
+    main = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, *how)
     merges = [merge_gradients(one, out_stride, heads, dim, 0, parts, acc) for one, parts in ((w, 1), (t, 2))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan
