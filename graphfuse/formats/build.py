@@ -181,39 +181,6 @@ def list_tasks(ptr: Tensor, slices: Tensor, least: int) -> tuple[Tensor, Tensor,
     return tasks, merges, int(count.sum())
 
 
-def joined_tasks(ptr: Tensor, split: int, most: int) -> tuple[Tensor, Tensor, int]:
-    """Tasks whose slices stand side by side: those of a window begin at a multiple of their number.
-
-    Args:
-        ptr: ``int32[n + 1]``, where each window begins.
-        split: Windows with more entries than this are cut into equal slices, 2, 4 and so on up to ``most``.
-        most: A power of two.
-
-    Returns:
-        Window, first entry, end and slot, its own place (-1: not cut), of each; slices of the window for each
-        that is a slice, which come first; how many are.
-    """
-    ptr = ptr.to(torch.int64)
-    length = torch.diff(ptr)
-    wanted, slices = _ceil(length, split), torch.ones_like(length)
-    for _ in range(most.bit_length() - 1):
-        slices = torch.where(slices < wanted, 2 * slices, slices)
-    share = torch.where(slices > 1, _ceil(_ceil(length, slices), _STEP) * _STEP, length)
-    order = torch.sort(-share, stable=True).indices
-    order = order[torch.sort(-slices[order], stable=True).indices]
-    slices, share = slices[order], share[order]
-    window = torch.repeat_interleave(order, slices)
-    each = torch.repeat_interleave(torch.arange(order.numel(), device=ptr.device), slices)
-    rank = torch.arange(window.numel(), device=ptr.device) - (slices.cumsum(0) - slices)[each]
-    last = ptr[1:][window]
-    begin = torch.minimum(ptr[window] + rank * share[each], last)
-    end = torch.minimum(begin + share[each], last)
-    num_slots = int(slices[slices > 1].sum())
-    slot = torch.arange(window.numel(), device=ptr.device)
-    tasks = torch.stack([window, begin, end, torch.where(slot < num_slots, slot, -1)], 1)
-    return tasks.to(torch.int32), slices[each[:num_slots]].to(torch.int32), num_slots
-
-
 def _ceil(a: Tensor, b: Tensor | int) -> Tensor:
     return a.add(b).sub_(1).div_(b, rounding_mode="floor")
 

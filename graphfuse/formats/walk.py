@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from graphfuse.formats import packed as packing
-from graphfuse.formats.build import WINDOW, cut_tasks, decode, joined_tasks, places_of
+from graphfuse.formats.build import WINDOW, cut_tasks, decode, places_of
 from graphfuse.formats.by_tensor import ByTensor
 from graphfuse.formats.filling import Filling
 from graphfuse.formats.lasting import make_lasting
@@ -213,24 +213,6 @@ def longer_slices(w: Walk, times: float) -> Walk:
         longer = w._replace(tasks=tasks, merges=merges, split=split, num_slots=num_slots)
         w.plans[key] = longer
     return longer
-
-
-def joined_slices(w: Walk, most: int) -> Walk:
-    """``w`` with up to ``most`` slices a window, of which programs of one block take care.
-
-    Found once; the first call waits for the GPU.
-
-    Raises:
-        RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
-    """
-    key = ("joined_slices", most)
-    joined: Walk | None = w.plans.get(key)
-    if joined is None:
-        must_not_capture(w, "the slices of windows that are joined")
-        tasks, counts, num_slots = make_lasting(joined_tasks, w.ptr, w.split, most)
-        joined = w._replace(tasks=tasks, merges=counts, num_slots=num_slots)
-        w.plans[key] = joined
-    return joined
 
 
 def must_not_capture(

@@ -5,17 +5,77 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import float32_rows, gat_listed, launch
-from graphfuse.kernels.additive_merge import additive_merge_kernel
 from graphfuse.kernels.additive_rows import additive_row_kernel
+from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch, window_load
+from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_listed import Shape as Shape
 from graphfuse.kernels.gat_windows import gat_window_kernel
+from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
+from graphfuse.kernels.tiles import after_previous, rows_at
+
+
+# Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
+#   grid      (num_merges * HEIGHT / ROWS, ceil(HEADS / BLOCK_HEADS))
+#   reads     slots ACC [num_slots, HEIGHT, HEADS, 3]: maximum and sums; partial ACC [num_slots, HEIGHT, ..]:
+#             HEADS * DIM sums of x, and then as many of the tilt if it is wanted; merges, and row_index of
+#             windows
+@triton.jit(do_not_specialize=["num_rows"])
+def _additive_merge_kernel(
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, merges_ptr, row_index_ptr, bias_ptr,
+    num_rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    DROPOUT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    after_previous()
+    PARTS: tl.constexpr = 1 if tilt_ptr is None else 2
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
+    nth, inner, head = rows_by_heads(first, tl.program_id(1), SLOTS, ROWS, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    top = tl.full(head.shape, float("-inf"), dtype=ACC)
+    total = tl.zeros(head.shape, dtype=ACC)
+    high = tl.zeros(head.shape, dtype=ACC)
+    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    tilt = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        live = (slot < end) & (head < HEADS)
+        mask_own = live[:, None] & (offs_dim < DIM)[None, :]
+        offs_slot = slot.to(tl.int64) * HEIGHT + inner
+        offs = slots_ptr + (offs_slot * HEADS + head) * 3
+        slice_top = tl.load(offs, mask=live, other=float("-inf"))
+        higher = tl.maximum(top, slice_top)
+        shift = shift_of(higher)
+        rescale, weight = tl.exp(top - shift), tl.exp(slice_top - shift)
+        total = total * rescale + tl.load(offs + 1, mask=live, other=0.0) * weight
+        at = partial_ptr + (offs_slot * PARTS * HEADS * DIM + head * DIM)[:, None] + offs_dim[None, :]
+        acc = acc * rescale[:, None] + tl.load(at, mask=mask_own, other=0.0) * weight[:, None]
+        if tilt_ptr is not None:
+            high = high * rescale + tl.load(offs + 2, mask=live, other=0.0) * weight
+            more = tl.load(at + HEADS * DIM, mask=mask_own, other=0.0)
+            tilt = tilt * rescale[:, None] + more * weight[:, None]
+        top = higher
+    if SLOTS > 1:
+        top, factor = highest_of_slots(top, SLOTS)
+        total, high = over_slots(total * factor, SLOTS), over_slots(high * factor, SLOTS)
+        acc, tilt = over_slots(acc * factor[:, None], SLOTS), over_slots(tilt * factor[:, None], SLOTS)
+        _, inner, head = rows_by_heads(first, tl.program_id(1), 1, ROWS, BLOCK_HEADS)
+    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
+    place, mask = rows.to(tl.int64) * HEADS + head, (rows < num_rows) & (head < HEADS)
+    finish(
+        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, bias_ptr, place, mask,
+        (place * DIM)[:, None] + offs_dim[None, :], mask[:, None] & (offs_dim < DIM)[None, :],
+        (head * DIM)[:, None] + offs_dim[None, :], top, total, high, acc, tilt, DROPOUT,
+    )  # fmt: skip
 
 
 class Operands(NamedTuple):
@@ -43,7 +103,7 @@ def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
     rest: tuple[Any, ...] = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height)
     rest += (*adds[:3], shape.dropout, acc)
     programs = w.merges.size(0) * w.height // adds.rows
-    return Launch(additive_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
+    return Launch(_additive_merge_kernel, programs, adds.warps, graph, rest, groups=groups)
 
 
 def row_config(w: Walk, shape: Shape, backward: bool) -> launch.Config:
@@ -65,11 +125,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
         pair = gathered_together(config)
         rest = (w.num_rows, num_loops, strides[0], heads, dim, config.rows, pair, config.block_dim)
         guess = config.guess and 0 <= slope <= 1  # beyond, scores do not grow with their terms
-        packed = launch.JOINED if w.num_slots > 0 and config.warps == 1 else 1
-        rest += (config.step, config.stages, packed, guess, slope, dropout)
-        main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc, packed)
-        if packed > 1:
-            return Plan(main, None, w.num_slots)
+        rest += (config.step, config.stages, guess, slope, dropout)
+        main, w = window_launch(gat_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=False)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
@@ -145,8 +202,8 @@ def additive_fwd(
     if plan is None:
         plan = forward_plan(structure, given, shape, tilted, bias, keep_softmax)
     partial = slots = None
-    if plan.merge is not None or plan.num_slots > 0:
-        rows = (plan.num_slots or w.num_slots) * w.height
+    if plan.merge is not None:
+        rows = w.num_slots * w.height
         partial = x.new_empty(rows, shape.heads * shape.dim * (1 + tilted), dtype=acc)
         slots = x.new_empty(rows, shape.heads, 3, dtype=acc)
     outputs = (out, softmax, tilt if tilted else None, with_bias, partial, slots)

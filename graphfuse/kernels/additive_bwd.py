@@ -209,9 +209,8 @@ def _gat_bwd(
         return d_a_src
     plan = _gat_plan(structure, grad, given, shape, of_edges) if plans is None else plans.columns
     partial = None
-    if plan.merge is not None or plan.num_slots > 0:
-        rows = (plan.num_slots or w.num_slots) * w.height
-        partial = stats.new_empty(rows, shape.heads * (shape.dim + 1))
+    if plan.merge is not None:
+        partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
     outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
     operands: tuple[Tensor | None, ...]
     if listed:
@@ -251,11 +250,8 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         split = _by_factors(w, shape) > 0
         config = launch.gat_window(heads, dim, dropout > 0, True, split, window_load(w))
         rest = (w.num_rows, num_loops, *strides, heads, dim, config.rows, gathered_together(config))
-        packed = launch.JOINED if w.num_slots > 0 and config.warps == 1 else 1
-        rest += (config.block_dim, config.step, config.stages, packed, config.warps, split, slope, dropout)
-        main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc, packed)
-        if packed > 1:
-            return Plan(main, None, w.num_slots)
+        rest += (config.block_dim, config.step, config.stages, config.warps, split, slope, dropout)
+        main, w = window_launch(gat_bwd_window_kernel, structure, config, heads, loops, rest, acc)
     else:
         config = row_config(w, shape, backward=True)
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)

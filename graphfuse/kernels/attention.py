@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import Walk, joined_slices, longer_slices, row_masks
+from graphfuse.formats.walk import Walk, longer_slices, row_masks
 from graphfuse.kernels import launch
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
@@ -121,7 +121,6 @@ def window_launch(
     self_loops: bool,
     rest: tuple[Any, ...],
     acc: tl.dtype,
-    packed: int = 1,
 ) -> tuple[Launch, Walk]:
     """Prepares a window kernel of attention.
 
@@ -139,25 +138,10 @@ def window_launch(
     """
     w = over_windows(structure.walk, config, heads)
     row_mask, loops = row_masks(w, self_loops)
-    counts: tuple[Tensor | None, ...] = ()
-    if "num_joined" in kernel.arg_names:
-        counts, joined = (None,), 0
-        if packed > 1:
-            w = joined_slices(w, packed)
-            counts, joined = (w.merges,), -(-w.num_slots // packed) * packed
-        rest = (w.tasks.size(0), joined, *rest)
-    graph = (
-        w.ptr if self_loops else None,
-        w.tasks,
-        *counts,
-        w.row_index,
-        w.column,
-        row_mask,
-        structure.copies,
-    )
+    graph = (w.ptr if self_loops else None, w.tasks, w.row_index, w.column, row_mask, structure.copies)
     rest += (loops, acc)
     groups = -(-heads // config.rows)
-    return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups, packed), w
+    return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups), w
 
 
 def row_load(w: Walk) -> launch.RowLoad:
@@ -192,7 +176,6 @@ class Plan(NamedTuple):
 
     main: Launch
     merge: Launch | None
-    num_slots: int = 0  # of slices that the first joins by itself
 
 
 def _plan(

@@ -7,9 +7,9 @@ import triton.language as tl
 
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.merge_tiles import add_slices, merge_task
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.run import Launch
-from graphfuse.kernels.tiles import after_previous
+from graphfuse.kernels.tiles import after_previous, rows_at
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -28,23 +28,48 @@ def attention_bwd_merge_kernel(
     WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
     GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS
-    window, begin, end, row = merge_task(merges_ptr, HEIGHT, ROWS)
     if part == 0:
-        add_slices(
-            first_ptr, partial_ptr, row_index_ptr, window, begin, end, row, group, num_rows, OUT_STRIDE, HEADS, DIM,
+        _merge(
+            first_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE, HEADS, DIM,
             BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
         )  # fmt: skip
     elif second_ptr is not None and part == 1:
-        add_slices(
-            second_ptr, partial_ptr + HEADS * DIM, row_index_ptr, window, begin, end, row, group, num_rows,
-            OUT_STRIDE, HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
+        _merge(
+            second_ptr, partial_ptr + HEADS * DIM, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE,
+            HEADS, DIM, BLOCK_HEADS, BLOCK_DIM, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
         )  # fmt: skip
     elif third_ptr is not None:
-        add_slices(
-            third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), row_index_ptr, window, begin, end, row,
-            group, num_rows, HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT,
-            SLOTS, ROWS, STAGES, ACC,
+        _merge(
+            third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
+            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, SLOTS, ROWS, STAGES,
+            ACC,
         )  # fmt: skip
+
+
+@triton.jit
+def _merge(
+    out_ptr, partial_ptr, merges_ptr, row_index_ptr, group, num_rows, OUT_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    window, begin, end, first = merge_task(merges_ptr, HEIGHT, ROWS)
+    nth, inner, head = rows_by_heads(first, group, SLOTS, ROWS, BLOCK_HEADS)
+    offs_dim = tl.arange(0, BLOCK_DIM)
+    mask_dim = (offs_dim < DIM)[None, :]
+    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
+    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
+        slot = start + nth
+        live = (slot < end) & (head < HEADS)
+        offs = (slot.to(tl.int64) * HEIGHT + inner) * WIDTH + head * DIM
+        at = partial_ptr + offs[:, None] + offs_dim[None, :]
+        acc += tl.load(at, mask=live[:, None] & mask_dim, other=0.0)
+    acc = over_slots(acc, SLOTS)
+    _, inner, head = rows_by_heads(first, group, 1, ROWS, BLOCK_HEADS)
+    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
+    at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
+    live = (rows < num_rows) & (head < HEADS)
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim)
 
 
 def merge_gradients(

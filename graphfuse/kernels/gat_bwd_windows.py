@@ -24,10 +24,8 @@ from graphfuse.kernels.attention_tiles import (
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_bwd_split import split_walk
 from graphfuse.kernels.gat_records import load_known
-from graphfuse.kernels.merge_tiles import add_slices, shares_of_join
 from graphfuse.kernels.tiles import (
     after_previous,
-    all_of_block,
     as_scores,
     dot,
     load_bits,
@@ -219,21 +217,16 @@ def walk_scores(
 #             [num_cols, HEADS, 4], of which SPLIT makes records; the graph as forward
 #   writes    dx [num_rows, HEADS, DIM], d_a_src [num_rows, HEADS]; slices to their slot
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_joined", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_bwd_window_kernel(
-    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, counts_ptr, row_index_ptr, column_ptr, row_mask_ptr,
-    copy_ptr, a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_tasks, num_joined, num_rows, num_loops,
+    dx_ptr, d_a_src_ptr, partial_ptr, ptr_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr, copy_ptr,
+    a_src_ptr, x_ptr, grad_ptr, stats_ptr, seed_ptr, num_rows, num_loops,
     X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, PACKED: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr,
-    SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
+    STAGES: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, SLOPE: tl.constexpr,
+    DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if PACKED > 1:
-        if tl.program_id(0) >= num_tasks:  # of the last block; who joins slices there waits for all
-            if tl.program_id(0) < num_joined:
-                all_of_block()
-            return
     head = tl.program_id(1) * GROUP
     if SPLIT:
         done = split_walk(
@@ -256,22 +249,3 @@ def gat_bwd_window_kernel(
             GRAD_STRIDE, HEADS, DIM, GROUP, BLOCK_DIM, COLUMNS, STAGES, WARPS, 0, SLOPE, DROPOUT, LOOPS,
             ACC,
         )  # fmt: skip
-    if PACKED > 1:
-        if tl.program_id(0) < num_joined:
-            all_of_block()
-            window, _, _, slot = load_task(tasks_ptr, tl.program_id(0))
-            if slot >= 0:
-                WIDTH: tl.constexpr = HEADS * (DIM + 1)
-                count = tl.load(counts_ptr + slot)
-                first, begin, step = shares_of_join(slot, count, 8)
-                for share in tl.range(begin, 8, step, num_stages=1):
-                    add_slices(
-                        dx_ptr, partial_ptr, row_index_ptr, window, first, first + count, share * 2,
-                        tl.program_id(1), num_rows, HEADS * DIM, HEADS, DIM, GROUP, BLOCK_DIM, WIDTH, 16,
-                        PACKED, 2, 1, ACC,
-                    )  # fmt: skip
-                    add_slices(
-                        d_a_src_ptr, partial_ptr + HEADS * DIM, row_index_ptr, window, first, first + count,
-                        share * 2, tl.program_id(1), num_rows, HEADS, HEADS, 1, GROUP, 1, WIDTH, 16, PACKED,
-                        2, 1, ACC,
-                    )  # fmt: skip

@@ -15,7 +15,6 @@ as the sum with a constant in place of :math:`\ell'` is 0. Forward sums the tilt
 import triton
 import triton.language as tl
 
-from graphfuse.kernels.additive_merge import join_rows
 from graphfuse.kernels.additive_tiles import exponent, shares
 from graphfuse.kernels.attention_tiles import (
     LOG2_E,
@@ -31,10 +30,8 @@ from graphfuse.kernels.attention_tiles import (
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_steps import attend
-from graphfuse.kernels.merge_tiles import shares_of_join
 from graphfuse.kernels.tiles import (
     after_previous,
-    all_of_block,
     as_scores,
     finite,
     load_task,
@@ -278,21 +275,15 @@ def walk_again(
 #             its own features. With GUESS the score that the mean of the first sources would make serves as
 #             the maximum
 #   order     entries left to right within a task, no atomics: bitwise reproducible
-@triton.jit(do_not_specialize=["num_tasks", "num_joined", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def gat_window_kernel(
-    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, counts_ptr,
-    row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr,
-    num_tasks, num_joined, num_rows, num_loops, X_STRIDE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, GUESS: tl.constexpr,
+    out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
+    column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr, seed_ptr, bias_ptr, num_rows, num_loops,
+    X_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, GUESS: tl.constexpr,
     SLOPE: tl.constexpr, DROPOUT: tl.constexpr, LOOPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if PACKED > 1:
-        if tl.program_id(0) >= num_tasks:  # of the last block; who joins slices there waits for all
-            if tl.program_id(0) < num_joined:
-                all_of_block()
-            return
     head = tl.program_id(1) * GROUP
     done = walk(
         out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, ptr_ptr, tasks_ptr, row_index_ptr,
@@ -309,17 +300,4 @@ def gat_window_kernel(
                         row_index_ptr, column_ptr, row_mask_ptr, copy_ptr, a_src_ptr, a_dst_ptr, x_ptr,
                         seed_ptr, bias_ptr, num_rows, num_loops, head + g, X_STRIDE, HEADS, DIM, BLOCK_DIM,
                         SLOPE, DROPOUT, LOOPS, ACC,
-                    )  # fmt: skip
-    if PACKED > 1:
-        if tl.program_id(0) < num_joined:
-            all_of_block()
-            window, _, _, slot = load_task(tasks_ptr, tl.program_id(0))
-            if slot >= 0:
-                first, begin, step = shares_of_join(slot, tl.load(counts_ptr + slot), 8)
-                end = first + tl.load(counts_ptr + slot)
-                for share in tl.range(begin, 8, step, num_stages=1):
-                    join_rows(
-                        out_ptr, softmax_ptr, tilt_ptr, sum_ptr, partial_ptr, slots_ptr, row_index_ptr,
-                        bias_ptr, window, first, end, share * 2, tl.program_id(1), num_rows, HEADS, DIM,
-                        GROUP, BLOCK_DIM, 16, PACKED, 2, 1, DROPOUT, ACC,
                     )  # fmt: skip

@@ -20,7 +20,6 @@ from graphfuse.kernels.walk_rules import gat_prefers_rows as gat_prefers_rows
 from graphfuse.kernels.walk_rules import prefers_rows as prefers_rows
 
 _MAX_EDGE_TILE = 4096  # elements of a row, or of what an edge adds to it, that attention with edges holds
-JOINED = 8  # programs of a block that join the slices of a window
 _MANY_ELEMENTS = 1 << 20  # whose programs do not all start at once (results, of slices too: row_kernels.md)
 FEW_SLICES = 264  # slices of rows, two for a multiprocessor of an H200: their merge takes little time
 

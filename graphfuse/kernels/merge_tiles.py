@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import shift_of
-from graphfuse.kernels.device import INTERPRETING
-from graphfuse.kernels.tiles import load_task, rows_at
-
-_INTERPRETING = tl.constexpr(INTERPRETING)
+from graphfuse.kernels.tiles import load_task
 
 
 @triton.jit
@@ -21,18 +18,6 @@ def merge_task(merges_ptr, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
     PARTS: tl.constexpr = HEIGHT // ROWS
     window, begin, count, _ = load_task(merges_ptr, tl.program_id(0) // PARTS)
     return window, begin, begin + count, tl.program_id(0) % PARTS * ROWS
-
-
-@triton.jit
-def shares_of_join(slot, count, SHARES: tl.constexpr):
-    # Where programs of a block join `count` slices of a window: the first of them, and which shares of it the
-    # program has that made the one at `slot`, from which on and in which steps. The interpreter runs programs
-    # one after the other: there the last has all.
-    nth = slot & (count - 1)
-    begin, step = nth, count
-    if _INTERPRETING:
-        begin, step = tl.where(nth == count - 1, 0, SHARES), 1
-    return slot - nth, begin, step
 
 
 @triton.jit
@@ -83,29 +68,3 @@ def highest_of_slots(top, SLOTS: tl.constexpr):
     tops = top.reshape(SLOTS, REST)
     highest = tl.max(tops, 0)
     return highest, tl.exp(tops - shift_of(highest)[None, :]).reshape(SLOTS * REST)
-
-
-@triton.jit
-def add_slices(
-    out_ptr, partial_ptr, row_index_ptr, window, begin, end, first, group, num_rows,
-    OUT_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # Adds the slots [begin, end) of a window, in order: ROWS rows from `first` on, and a group of heads.
-    nth, inner, head = rows_by_heads(first, group, SLOTS, ROWS, BLOCK_HEADS)
-    offs_dim = tl.arange(0, BLOCK_DIM)
-    mask_dim = (offs_dim < DIM)[None, :]
-    acc = tl.zeros((SLOTS * ROWS * BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
-    for start in tl.range(begin, end, SLOTS, num_stages=STAGES):
-        slot = start + nth
-        live = (slot < end) & (head < HEADS)
-        offs = (slot.to(tl.int64) * HEIGHT + inner) * WIDTH + head * DIM
-        at = partial_ptr + offs[:, None] + offs_dim[None, :]
-        acc += tl.load(at, mask=live[:, None] & mask_dim, other=0.0)
-    acc = over_slots(acc, SLOTS)
-    _, inner, head = rows_by_heads(first, group, 1, ROWS, BLOCK_HEADS)
-    rows = rows_at(row_index_ptr, window * HEIGHT + inner)
-    at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
-    live = (rows < num_rows) & (head < HEADS)
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim)

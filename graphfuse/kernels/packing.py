@@ -16,16 +16,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-MOST_SHARED = 232_448 - 1024  # bytes of a block
+MOST_SHARED = 98_304  # bytes of a block, two of which fit on a multiprocessor
 
 _ONE_WARP = re.compile(r"(\.reqntid )32((?:, 1, 1)?\s)")
 _BODY = re.compile(r"^\{\n(?:\t\.reg [^\n]*\n)+", re.MULTILINE)  # of the kernel, and of what it calls
 _SHARED = re.compile(r"(\tmov\.(?:b|u)32 \t%r\d+, |\[)global_smem(?=;|\]|\+\d+\])")
 # Whatever speaks of the other threads of a block.
-_OF_THE_BLOCK = re.compile(
-    r"\bbar\.sync(?!\s+1, 32;)|\bbarrier\.|\bmbarrier\.|%nctaid\.x|%ntid|%warpid|%cluster"
-)
-_ALL_PROGRAMS = re.compile(r"\bbar\.sync\s+1, 32;")  # see `tiles.all_of_block`
+_OF_THE_BLOCK = re.compile(r"\bbar\.sync|\bbarrier\.|\bmbarrier\.|%nctaid\.x|%ntid|%warpid|%cluster")
 _PREAMBLE = """\
 	.reg .b32 	%packed<4>;
 	mov.u32 	%packed0, %tid.x;
@@ -58,7 +55,6 @@ def packed(ptx: str, metadata: dict[str, Any], programs: int) -> str:
     preamble = _PREAMBLE.format(programs=programs)
     preamble += _PREAMBLE_OF_SHARED.format(shared=shared) if shared > 0 else ""
     ptx = _SHARED.sub(r"\1%packed3", _ONE_WARP.sub(rf"\g<1>{32 * programs}\2", ptx))
-    ptx = _ALL_PROGRAMS.sub(f"bar.sync 1, {32 * programs};", ptx)
     ptx = ptx.replace("%ctaid.x;", "%packed1;").replace("%tid.x;", "%packed2;")
     metadata["num_warps"], metadata["shared"] = programs, shared * programs
     return _BODY.sub(lambda found: found[0] + preamble, ptx)

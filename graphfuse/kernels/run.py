@@ -146,8 +146,6 @@ class Launch:
         # The kernel itself is there to stay alive: with it Triton 3.8 unloads its function. How many programs
         # a block has it must tell, as what cannot be packed is not.
         packed = kernel.metadata.num_warps // self._options["num_warps"]
-        if packed != self._packed and "num_joined" in self._kernel.arg_names:
-            raise RuntimeError(f"slices are joined by {self._packed} programs of a block (got {packed})")
         found = (kernel, packed, *_launcher_of(kernel))
         self._compiled[places] = found
         if key is not None:

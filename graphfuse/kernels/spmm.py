@@ -9,15 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphfuse.formats.walk import EdgeOrder, Walk, joined_slices, longer_slices, row_masks
+from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
 from graphfuse.kernels import copies, launch
 from graphfuse.kernels.gathered import gathered
-from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, shares_of_join, store_slice
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, store_slice
 from graphfuse.kernels.row_tiles import first_columns, row_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
-    all_of_block,
     finish_tile,
     load_task,
     rows_at,
@@ -34,21 +33,16 @@ from graphfuse.kernels.tiles import (
 #   on chip   acc ACC [16, BLOCK_DIM]; with `weight` BLOCK_DIM >= DIM and the tile is multiplied by it there
 #   order     steps left to right within a task, entries of one as `dealt`, no atomics: bitwise reproducible
 #   requires  contiguous features; offsets of x and out are int64
-@triton.jit(do_not_specialize=["num_joined", "num_rows", "num_loops"])
+@triton.jit(do_not_specialize=["num_rows", "num_loops"])
 def _spmm_window_kernel(
-    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, counts_ptr, row_index_ptr, column_ptr, row_mask_ptr,
+    x_ptr, out_ptr, partial_ptr, aggregate_ptr, tasks_ptr, row_index_ptr, column_ptr, row_mask_ptr,
     loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, bias_ptr,
-    num_tasks, num_joined, num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
+    num_rows, num_loops, weight_stride_out, weight_stride_in, X_STRIDE: tl.constexpr,
     X_DIM: tl.constexpr, DIM: tl.constexpr, OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
-    LOOPS: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, LOOPS: tl.constexpr,
+    RELU: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    if PACKED > 1:
-        if tl.program_id(0) >= num_tasks:  # of the last block; who joins slices there waits for all
-            if tl.program_id(0) < num_joined:
-                all_of_block()
-            return
     window, begin, end, slot = load_task(tasks_ptr, tl.program_id(0))
     offs_dim = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     mask_dim = offs_dim < DIM
@@ -57,50 +51,15 @@ def _spmm_window_kernel(
         x_ptr, column_ptr, row_mask_ptr, col_scale_ptr, window, begin, end, offs_dim, offs_dim < X_DIM,
         X_STRIDE, BLOCK_DIM, COLUMNS, STAGES, LOOPS == 1, ACC,
     )  # fmt: skip
-    cut = False
     if partial_ptr is not None:
-        cut = slot >= 0
-        if cut:
+        if slot >= 0:
             store_slice(partial_ptr + first_of_block(slot, 16, DIM, BLOCK_DIM), acc)
-        if PACKED > 1:
-            if tl.program_id(0) < num_joined:
-                all_of_block()
-                if cut:
-                    join_slices(
-                        x_ptr, out_ptr, partial_ptr, aggregate_ptr, row_index_ptr, loop_weight_ptr,
-                        row_scale_ptr, col_scale_ptr, bias_ptr, window, slot, tl.load(counts_ptr + slot),
-                        num_rows, num_loops, X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, PACKED, RELU, ACC,
-                    )  # fmt: skip
-    if not cut:
-        finish_tile(
-            acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
-            weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
-            X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
-        )  # fmt: skip
-
-
-@triton.jit
-def join_slices(
-    x_ptr, out_ptr, partial_ptr, aggregate_ptr, row_index_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr,
-    bias_ptr, window, place, count, num_rows, num_loops, X_STRIDE: tl.constexpr, DIM: tl.constexpr,
-    OUT_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MOST: tl.constexpr, RELU: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    # Adds the slices of a window, `count` of them, of which a program has the one at `place`, in order, and
-    # finishes it: of all that have one each a share of 8 rows x 16 features.
-    PAIRS: tl.constexpr = BLOCK_DIM // 16
-    first, begin, step = shares_of_join(place, count, 2 * PAIRS)
-    for share in tl.range(begin, 2 * PAIRS, step, num_stages=1):
-        numbers = tl.zeros((128,), dtype=ACC)
-        at = partial_ptr + share * 128 + tl.arange(0, 128)
-        for k in tl.static_range(MOST):
-            numbers += tl.load(at + first_of_block(first + k, 16, DIM, BLOCK_DIM), mask=k < count, other=0.0)
-        inner = share // PAIRS * 8 + tl.arange(0, 8)
-        offs_dim = tl.program_id(1) * BLOCK_DIM + share % PAIRS * 16 + tl.arange(0, 16)
-        finish_tile(
-            rows_of_slice(numbers, 8), x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, None, 0, 0,
-            bias_ptr, aggregate_ptr, out_ptr, rows_at(row_index_ptr, window * 16 + inner), num_rows,
-            num_loops, offs_dim, offs_dim < DIM, X_STRIDE, DIM, OUT_DIM, 16, 16, 8, RELU, ACC,
-        )  # fmt: skip
+            return
+    finish_tile(
+        acc, x_ptr, loop_weight_ptr, row_scale_ptr, col_scale_ptr, weight_ptr, weight_stride_out,
+        weight_stride_in, bias_ptr, aggregate_ptr, out_ptr, rows, num_rows, num_loops, offs_dim, mask_dim,
+        X_STRIDE, DIM, OUT_DIM, BLOCK_DIM, BLOCK_OUT, 16, RELU, ACC,
+    )  # fmt: skip
 
 
 # Sum over the neighbours of one row, plain adds: no masked work where windows share few columns, and the only
@@ -281,18 +240,13 @@ def _plan(
     shape = (x_stride, x_dim, dim, dim if out_dim is None else out_dim, config.block_dim, config.block_out)
     epilogue = (relu, accumulator(dtype))
     num_tasks, num_loops = w.tasks.size(0), min(w.num_rows, w.num_cols)
-    packed, num_joined = 1, 0
-    if windows and w.num_slots > 0 and out_dim is None:
-        packed = launch.JOINED
-        w = joined_slices(w, packed)
-        num_tasks, num_joined = w.tasks.size(0), -(-w.num_slots // packed) * packed
     if windows:
         row_mask, with_loops = row_masks(w, loops)
-        structure = (w.tasks, w.merges if packed > 1 else None, w.row_index, w.column, row_mask)
-        counts: tuple[int, ...] = (num_tasks, num_joined, w.num_rows, num_loops)
-        rest = (*counts, *weight_strides, *shape, config.step, config.stages, packed, with_loops, *epilogue)
+        structure = (w.tasks, w.row_index, w.column, row_mask)
+        counts: tuple[int, ...] = (w.num_rows, num_loops)
+        rest = (*counts, *weight_strides, *shape, config.step, config.stages, with_loops, *epilogue)
         warps, registers = config.warps, config.registers
-        main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks, packed)
+        main = Launch(_spmm_window_kernel, num_tasks, warps, structure, rest, registers, blocks)
     else:
         programs = num_tasks + -(-w.num_rows // config.rows)
         counts = (num_tasks, w.num_rows, num_loops, w.split)
@@ -300,7 +254,7 @@ def _plan(
         by_row = (w.ptr, w.tasks, w.column, None if edges is None else edges.perm)
         main = Launch(_spmm_row_kernel, programs, config.warps, by_row, rest, groups=blocks)
     merge = None
-    if w.num_slots > 0 and packed == 1:
+    if w.num_slots > 0:
         longest = w.num_slots - 2 * (w.merges.size(0) - 1)  # at most, as the others have two and more
         adds = launch.merge(w.height, config.block_dim, out_dim is not None, longest)
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
@@ -376,7 +330,7 @@ def launch_plan(
     if rows == 0 or out_dim == 0:
         return out, aggregate
     partial = None
-    if num_partial > 0:
+    if merge is not None:
         acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         partial = x.new_empty(num_partial, dtype=acc)
     outputs = (x, out, partial, aggregate)

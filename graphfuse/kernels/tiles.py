@@ -33,16 +33,6 @@ def beside_previous():
 
 
 @triton.jit
-def all_of_block():
-    # Waits for all programs of a block, and what they have written is seen. Packing makes it of as many as
-    # share one; without, a program is alone.
-    if not _INTERPRETING:
-        tl.inline_asm_elementwise(
-            "bar.sync 1, 32; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
 def nothing():
     # An empty tuple, to which what a program holds of each of its heads is added.
     return ()

@@ -10,8 +10,8 @@ import triton.language as tl
 
 from graphfuse.formats import lay_kernels, listed_kernels, quick_kernels
 from graphfuse.kernels import (
+    additive,
     additive_delta,
-    additive_merge,
     attention,
     attention_bwd,
     attention_bwd_merge,
@@ -228,7 +228,7 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
     kernels += [(attention_bwd_merge.attention_bwd_merge_kernel, {})]
     if edge_dim == 0:
         of_bias = {"sum_ptr": pointer, "bias_ptr": pointer}
-        kernels += [(additive_merge.additive_merge_kernel, more) for more in (of_bias, {"tilt_ptr": pointer})]
+        kernels += [(additive._additive_merge_kernel, more) for more in (of_bias, {"tilt_ptr": pointer})]
     for kernel, more in kernels:
         merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
         blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
