@@ -14,14 +14,11 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
     all_together,
-    before_loop,
-    columns_of_step,
-    first_columns,
-    first_with_loop,
+    begin_row,
     row_of_program,
     row_task,
     rows_of_program,
-    step_with_loop,
+    step_of_row,
 )
 from graphfuse.kernels.tiles import after_previous, head_tile
 
@@ -44,20 +41,11 @@ def sums_of_row(
     tilt = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    first_edge, ahead = begin_row(ptr_ptr, column_ptr, row, begin, end, num_loops, LOOPS, EDGES, STAGES)
     for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live = offs < end
         its_loop = offs < begin
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        column, ahead, live = step_of_row(column_ptr, offs, row, begin, end, ahead, LOOPS, EDGES, STAGES)
         if edge_ptr is not None:
             place = tl.load(edge_perm_ptr + offs, mask=live & (offs >= begin), other=0).to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
@@ -209,19 +197,11 @@ def gat_bwd_row_kernel(
     dx = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], True)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    first_edge, ahead = begin_row(ptr_ptr, column_ptr, row, begin, end, num_loops, LOOPS, EDGES, STAGES)
     for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live, its_loop = offs < end, offs < begin
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        its_loop = offs < begin
+        column, ahead, live = step_of_row(column_ptr, offs, row, begin, end, ahead, LOOPS, EDGES, STAGES)
         if edge_ptr is not None:
             place = tl.load(edge_perm_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
             place = place[:, None].to(tl.int64) * HEADS + heads[None, :]

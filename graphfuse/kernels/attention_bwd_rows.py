@@ -10,13 +10,10 @@ from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.row_tiles import (
     addresses,
-    before_loop,
-    columns_of_step,
+    begin_row,
     direction,
-    first_columns,
-    first_with_loop,
     row_task,
-    step_with_loop,
+    step_of_row,
     together,
 )
 from graphfuse.kernels.tiles import (
@@ -94,19 +91,10 @@ def gradients_of_row(
         scale = tl.load(key_scale_ptr + offs_row * HEADS + heads, mask=mask_head, other=0.0)[None, :]
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, row + 1)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    first_edge, ahead = begin_row(ptr_ptr, column_ptr, row, begin, end, row + 1, LOOPS, EDGES, STAGES)
     for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        column, ahead, live = step_of_row(column_ptr, offs, row, begin, end, ahead, LOOPS, EDGES, STAGES)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         at = addresses(other_ptr, offs_other, offs_head, OTHER_STRIDE)

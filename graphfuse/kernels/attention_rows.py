@@ -20,12 +20,9 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import store_sum
 from graphfuse.kernels.row_tiles import (
     addresses,
-    before_loop,
-    columns_of_step,
-    first_columns,
-    first_with_loop,
+    begin_row,
     row_task,
-    step_with_loop,
+    step_of_row,
     together,
 )
 from graphfuse.kernels.tiles import (
@@ -52,19 +49,10 @@ def sums_of_row(
     edge_acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_EDGE), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], False)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, row + 1)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    first_edge, ahead = begin_row(ptr_ptr, column_ptr, row, begin, end, row + 1, LOOPS, EDGES, STAGES)
     for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live = offs < end
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        column, ahead, live = step_of_row(column_ptr, offs, row, begin, end, ahead, LOOPS, EDGES, STAGES)
         offs_other = column[:, None, None].to(tl.int64)
         gathered = live[:, None, None] & mask[None, :, :]
         at = addresses(k_ptr, offs_other, offs_head, K_STRIDE)

@@ -9,13 +9,10 @@ from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows, sum_where_positive
 from graphfuse.kernels.row_tiles import (
     addresses,
-    before_loop,
-    columns_of_step,
+    begin_row,
     direction,
-    first_columns,
-    first_with_loop,
     row_task,
-    step_with_loop,
+    step_of_row,
     together,
 )
 from graphfuse.kernels.tiles import (
@@ -74,19 +71,11 @@ def gradients_of_row(
     d_att = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, tl.zeros_like(heads)[None, :] + row, heads[None, :], TRANSPOSED)
-    first_edge = begin
-    if LOOPS:
-        first_edge = before_loop(ptr_ptr, row, begin, num_loops)
-        ahead = first_with_loop(column_ptr, row, first_edge, begin, end, EDGES, STAGES)
-    else:
-        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    first_edge, ahead = begin_row(ptr_ptr, column_ptr, row, begin, end, num_loops, LOOPS, EDGES, STAGES)
     for start in tl.range(first_edge, end, EDGES, num_stages=STAGES):
         offs = start + tl.arange(0, EDGES)
-        live, its_loop = offs < end, offs < begin
-        if LOOPS:
-            column, ahead, live = step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES, STAGES)
-        else:
-            column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+        its_loop = offs < begin
+        column, ahead, live = step_of_row(column_ptr, offs, row, begin, end, ahead, LOOPS, EDGES, STAGES)
         if edge_ptr is not None:
             edge = tl.load(edge_perm_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
             edge = edge[:, None, None].to(tl.int64) * HEADS * DIM + offs_head[None, :, :]

@@ -93,30 +93,39 @@ def columns_of_step(column_ptr, offs, end, ahead, EDGES: tl.constexpr, STAGES: t
 
 
 @triton.jit
-def before_loop(ptr_ptr, row, begin, num_loops):
-    # Where to begin a row whose loop stands in no list: one place before its edges, in its first slice.
-    return begin - ((begin == tl.load(ptr_ptr + row)) & (row < num_loops)).to(tl.int32)
-
-
-@triton.jit
-def first_with_loop(column_ptr, row, first, begin, end, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # As `first_columns`, from `before_loop` on.
-    ahead = first + tl.arange(0, EDGES)
-    if STAGES == 1:
-        column = tl.load(column_ptr + ahead, mask=(ahead >= begin) & (ahead < end), other=0)
-        ahead = tl.where(ahead < begin, row, column)
-    return ahead
-
-
-@triton.jit
-def step_with_loop(column_ptr, offs, row, begin, end, ahead, EDGES: tl.constexpr, STAGES: tl.constexpr):
-    # As `columns_of_step`; and which of the places `offs` has an edge: other loops are none.
-    if STAGES == 1:
-        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+def begin_row(
+    ptr_ptr, column_ptr, row, begin, end, num_loops, LOOPS: tl.constexpr, EDGES: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    # Where to begin a row, and what `first_columns` of that are. With LOOPS the loop stands in no list: it is
+    # an edge one place before the others, in the row's first slice.
+    first = begin
+    if LOOPS:
+        first -= ((begin == tl.load(ptr_ptr + row)) & (row < num_loops)).to(tl.int32)
+        ahead = first + tl.arange(0, EDGES)
+        if STAGES == 1:
+            column = tl.load(column_ptr + ahead, mask=(ahead >= begin) & (ahead < end), other=0)
+            ahead = tl.where(ahead < begin, row, column)
     else:
-        column = tl.load(column_ptr + offs, mask=(offs >= begin) & (offs < end), other=0)
+        ahead = first_columns(column_ptr, begin, end, EDGES, STAGES)
+    return first, ahead
+
+
+@triton.jit
+def step_of_row(
+    column_ptr, offs, row, begin, end, ahead, LOOPS: tl.constexpr, EDGES: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    # As `columns_of_step`; and which of the places `offs` has an edge: other loops than that of `begin_row`
+    # are none.
+    live = offs < end
+    if LOOPS and STAGES > 1:
+        column = tl.load(column_ptr + offs, mask=live & (offs >= begin), other=0)
         column = tl.where(offs < begin, row, column)
-    return column, ahead, (offs < end) & ((column != row) | (offs < begin))
+    else:
+        column, ahead = columns_of_step(column_ptr, offs, end, ahead, EDGES, STAGES)
+    if LOOPS:
+        live = live & ((column != row) | (offs < begin))
+    return column, ahead, live
 
 
 @triton.jit
