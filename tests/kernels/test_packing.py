@@ -92,6 +92,33 @@ def test_a_warp_is_told_which_program_it_is(threads: str) -> None:
     assert found[begin + 1] == ".reg .b32 %packed<4>;" and found.index("$L__func_begin0:") > begin + 8
 
 
+def computed(ptx: str, thread: int, block: int) -> dict[str, int]:
+    """What the lines that packing adds compute: registers of a thread. Shared memory begins at 1024."""
+    found = {"%tid.x": thread, "%ctaid.x": block, "%laneid": thread % 32, "global_smem": 1024}
+    for line in lines(ptx):
+        name, _, rest = line.partition(" ")
+        if "%packed" not in line or name == ".reg":
+            continue
+        result, *given = (part.strip(" ;") for part in rest.partition("//")[0].split(","))
+        if name == "shfl.sync.idx.b32":  # that of lane 0, which has computed as much
+            assert given[1:] == ["0", "31", "-1"]
+            found[result] = computed(ptx[: ptx.index("shfl")], thread - thread % 32, block)[given[0]]
+            continue
+        values = [found[one] if one in found else int(one) for one in given]
+        result_of = {"mov": lambda a: a, "shr": lambda a, b: a >> b, "mad": lambda a, b, c: a * b + c}
+        found[result] = result_of[name.partition(".")[0]](*values)
+    return found
+
+
+@pytest.mark.parametrize("thread", [0, 31, 32, 70, 127])
+def test_what_a_thread_computes(thread: int) -> None:
+    ptx = packed(PTX.format(threads=32), {"num_warps": 1, "shared": 200}, 4)
+    found = computed(ptx[: ptx.index("$L__func_begin0")], thread, 5)
+    assert found["%packed1"] == 5 * 4 + thread // 32  # the program
+    assert found["%packed2"] == thread % 32
+    assert found["%packed3"] == 1024 + thread // 32 * 256
+
+
 def test_without_shared_memory_nothing_is_told_of_it() -> None:
     kept = [line for line in PTX.format(threads=32).splitlines(True) if "global_smem" not in line]
     metadata = {"num_warps": 1, "shared": 0}
