@@ -28,8 +28,8 @@ OF_RECORDS = (
         "off by one in a mask",
         "the last source gets no gradient where backward of attention is one kernel",
         "kernels/attention_bwd.py",
-        "sum(tasks) + w.num_rows + t.num_rows,",
-        "sum(tasks) + w.num_rows + t.num_rows - 1,",
+        "sum(tasks) + w.num_rows + t.num_rows",
+        "sum(tasks) + w.num_rows + t.num_rows - 1",
         select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
     ),
     Fault(

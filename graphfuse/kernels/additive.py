@@ -13,7 +13,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import float32_rows, gat_listed, launch
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
-from graphfuse.kernels.attention import Plan, Structure, row_load, window_launch, window_load
+from graphfuse.kernels.attention import Plan, Structure, row_launch, row_load, window_launch, window_load
 from graphfuse.kernels.attention_tiles import shift_of
 from graphfuse.kernels.device import HALF
 from graphfuse.kernels.gat_listed import Shape as Shape
@@ -136,9 +136,8 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, int], tilted: 
             rows = float32_rows.rows_of_gat(w.num_rows, heads, dim, tilted, row_load(w))
         rest += (config.block_dim, rows, config.step, config.stages, config.packed)
         rest += (slope, dropout, loops, v2, acc)
-        programs, groups = num_tasks + -(-w.num_rows // rows), -(-heads // config.rows)
-        how = (config.registers, groups, config.packed)
-        main = Launch(additive_row_kernel, programs, config.warps, graph, rest, *how)
+        programs = num_tasks + -(-w.num_rows // rows)
+        main = row_launch(additive_row_kernel, programs, config, heads, graph, rest)
     return Plan(main, _merge(w, shape, tilted))
 
 

@@ -24,7 +24,7 @@ from graphfuse.kernels import launch
 from graphfuse.kernels.additive import Operands, Shape, gathered_together, row_config
 from graphfuse.kernels.additive_delta import additive_delta_kernel
 from graphfuse.kernels.additive_rows import gat_bwd_row_kernel
-from graphfuse.kernels.attention import Plan, Structure, window_launch, window_load
+from graphfuse.kernels.attention import Plan, Structure, row_launch, window_launch, window_load
 from graphfuse.kernels.attention_bwd import both_at_once
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.columns import column_sums
@@ -257,8 +257,7 @@ def _gat_bwd_plan(structure: Structure, given: Operands, shape: Shape, strides: 
         graph = (w.ptr, w.tasks, w.column, copies, edge_perm)
         rest = (num_tasks, w.num_rows, num_loops, w.split, *strides, heads, dim, config.rows)
         rest += (config.block_dim, config.step, config.stages, config.packed, slope, dropout, loops, acc)
-        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
-        main = Launch(gat_bwd_row_kernel, programs, config.warps, graph, rest, *how)
+        main = row_launch(gat_bwd_row_kernel, num_tasks + w.num_rows, config, heads, graph, rest)
     return Plan(main, merge_gradients(w, heads * dim, heads, dim, 1, 2, acc))
 
 
@@ -343,9 +342,8 @@ def _alone_plan(
     rest: tuple[Any, ...] = (tasks[0], w.num_rows, num_loops, w.split, tasks[1])
     rest += (t.num_rows, t.split, *strides, heads, dim, config.rows, config.block_dim, config.step)
     rest += (config.stages, config.packed, slope, dropout, loops, acc)
-    programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
-    how = (config.registers, groups, config.packed)
-    main = Launch(gatv2_bwd_alone_kernel, programs, config.warps, graph, rest, *how)
+    programs = sum(tasks) + w.num_rows + t.num_rows
+    main = row_launch(gatv2_bwd_alone_kernel, programs, config, heads, graph, rest)
     merges = [merge_gradients(one, heads * dim, heads, dim, 0, parts, acc) for one, parts in ((w, 2), (t, 1))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan
@@ -380,6 +378,5 @@ def _gatv2_bwd_plan(
     acc = accumulator(dtype)
     rest += (config.rows, config.block_dim, config.step, config.stages, config.packed)
     rest += (slope, dropout, loops, acc)
-    programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
-    main = Launch(gatv2_bwd_row_kernel, programs, config.warps, graph, rest, *how)
+    main = row_launch(gatv2_bwd_row_kernel, num_tasks + w.num_rows, config, heads, graph, rest)
     return Plan(main, merge_gradients(w, heads * dim, heads, dim, 0, 1 if transposed else 2, acc))

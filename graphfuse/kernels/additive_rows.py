@@ -100,7 +100,8 @@ def sums_of_row(
 
 # All heads of one row.
 #   grid      (num_tasks + ceil(num_rows / ROWS), groups): long rows or slices, then ROWS rows a program; a
-#             row too wide for one program is dealt out in groups of BLOCK_HEADS heads
+#             row too wide for one program is dealt out in groups of BLOCK_HEADS heads. PACKED programs share
+#             a block, see kernels/packing.py; those beyond the last find no row
 #   reads     x [num_cols, HEADS, DIM]; ptr, tasks, column; of GAT a_dst [num_rows, HEADS] as own and a_src
 #             [num_cols, HEADS] as other, of V2 x_dst [num_rows, HEADS, DIM] and att [HEADS, DIM]; edge and,
 #             with LOOPS, loop_edge [.., HEADS] or, of V2, [.., HEADS, DIM], in the caller's order: edge_perm

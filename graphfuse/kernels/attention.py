@@ -144,6 +144,19 @@ def window_launch(
     return Launch(kernel, w.tasks.size(0), config.warps, graph, rest, config.registers, groups), w
 
 
+def row_launch(
+    kernel: Any,
+    programs: int,
+    config: launch.Config,
+    heads: int,
+    graph: tuple[Tensor | None, ...],
+    rest: tuple[Any, ...],
+) -> Launch:
+    """Prepares a row kernel of attention, of whose ``heads`` a program has ``config.rows``."""
+    groups = -(-heads // config.rows)
+    return Launch(kernel, programs, config.warps, graph, rest, config.registers, groups, config.packed)
+
+
 def row_load(w: Walk) -> launch.RowLoad:
     """What the rows of ``w`` ask of the GPU, which walks rows."""
     return launch.row_load(w.num_rows, w.num_cols, w.num_entries)
@@ -200,8 +213,7 @@ def _plan(
         rest = (num_tasks, w.num_rows, w.split, *strides, after[0], heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
         rest += (scale, dropout, loops, acc)
-        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
-        main = Launch(attention_row_kernel, programs, config.warps, graph, rest, *how)
+        main = row_launch(attention_row_kernel, num_tasks + w.num_rows, config, heads, graph, rest)
     merge = None
     if w.num_slots > 0:
         blocks = launch.attention_merge(heads, dim, edge_dim)

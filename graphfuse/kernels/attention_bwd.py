@@ -26,7 +26,16 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.kernels import float32_rows, launch
-from graphfuse.kernels.attention import Edges, Plan, Shape, Structure, row_load, window_launch, window_load
+from graphfuse.kernels.attention import (
+    Edges,
+    Plan,
+    Shape,
+    Structure,
+    row_launch,
+    row_load,
+    window_launch,
+    window_load,
+)
 from graphfuse.kernels.attention_bwd_merge import merge_gradients
 from graphfuse.kernels.attention_bwd_rows import attention_bwd_alone_kernel, attention_bwd_row_kernel
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
@@ -107,8 +116,7 @@ def _plan(structure: Structure, shape: Shape, strides: tuple[int, ...], transpos
         rest = (num_tasks, w.num_rows, w.split, *strides, transposed, heads, dim, edge_dim, config.rows)
         rest += (config.block_dim, config.block_out, config.step, config.stages, config.packed)
         rest += (scale, dropout, loops, acc)
-        programs, how = num_tasks + w.num_rows, (config.registers, -(-heads // config.rows), config.packed)
-        main = Launch(attention_bwd_row_kernel, programs, config.warps, graph, rest, *how)
+        main = row_launch(attention_bwd_row_kernel, num_tasks + w.num_rows, config, heads, graph, rest)
     edge_dim = 0 if transposed else edge_dim
     parts = 2 if transposed or edge_dim > 0 else 1
     return Plan(main, merge_gradients(w, strides[0], heads, dim, edge_dim, parts, acc))
@@ -190,9 +198,8 @@ def _alone_plan(
     rest: tuple[Any, ...] = (tasks[0], w.num_rows, w.split, tasks[1], t.num_rows, t.split, *strides)
     rest += (heads, dim, config.rows, config.block_dim, config.step, config.stages, config.packed)
     rest += (scale, dropout, loops, acc)
-    programs, groups = sum(tasks) + w.num_rows + t.num_rows, -(-heads // config.rows)
-    how = (config.registers, groups, config.packed)
-    main = Launch(attention_bwd_alone_kernel, programs, config.warps, graph, rest, *how)
+    programs = sum(tasks) + w.num_rows + t.num_rows
+    main = row_launch(attention_bwd_alone_kernel, programs, config, heads, graph, rest)
     merges = [merge_gradients(one, out_stride, heads, dim, 0, parts, acc) for one, parts in ((w, 1), (t, 2))]
     plan = plans[key] = Plans(None, Plan(main, merges[0]), Plan(main, merges[1]))
     return plan
