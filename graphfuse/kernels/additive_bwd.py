@@ -31,6 +31,7 @@ from graphfuse.kernels.columns import column_sums
 from graphfuse.kernels.gat_bwd_windows import gat_bwd_window_kernel
 from graphfuse.kernels.gat_listed import backward_launch, lists_edges, only_edges
 from graphfuse.kernels.gatv2_rows import gatv2_bwd_alone_kernel, gatv2_bwd_row_kernel
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 
 
@@ -210,7 +211,8 @@ def _gat_bwd(
     plan = _gat_plan(structure, grad, given, shape, of_edges) if plans is None else plans.columns
     partial = None
     if plan.merge is not None:
-        partial = stats.new_empty(w.num_slots * w.height, shape.heads * (shape.dim + 1))
+        width = slice_width(shape.heads * shape.dim, shape.heads)
+        partial = stats.new_empty(w.num_slots * w.height, width)
     outputs: tuple[Tensor | None, ...] = (dx, d_a_src, partial)
     operands: tuple[Tensor | None, ...]
     if listed:

@@ -11,6 +11,7 @@ import triton.language as tl
 from graphfuse.kernels.additive_tiles import finish, leaky, leaky_slope, load_copies, load_stats, slopes
 from graphfuse.kernels.attention_tiles import exp, shift_of, to_be_repeated
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.pairs import bent_rows, scores_of, sum_of_rows
 from graphfuse.kernels.row_tiles import (
     all_together,
@@ -241,7 +242,7 @@ def gat_bwd_row_kernel(
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            partial_ptr += tl.cast(slot, tl.int64) * HEADS * (DIM + 1)
+            partial_ptr += tl.cast(slot, tl.int64) * slice_width(HEADS * DIM, HEADS)
             tl.store(partial_ptr + offs_head, dx, mask=mask)
             tl.store(partial_ptr + HEADS * DIM + heads, d_own, mask=mask_head)
     if whole:

@@ -41,6 +41,7 @@ from graphfuse.kernels.attention_bwd_rows import attention_bwd_alone_kernel, att
 from graphfuse.kernels.attention_bwd_windows import attention_bwd_window_kernel
 from graphfuse.kernels.attention_tiles import LOG2_E, inverse
 from graphfuse.kernels.device import HALF
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -281,12 +282,13 @@ def attention_bwd(
         plans = backward_plans(structures, grad, saved, shape, dq.stride(0), False, d_attr.numel() > 0)
     third = None if edges is None else d_query
     partials: list[Tensor | None] = []
+    sums, numbers = shape.heads * shape.dim, 0 if third is None else shape.heads * shape.edge_dim
     for structure, plan, width in (
-        (structures[0], plans.rows, shape.dim + (0 if third is None else shape.edge_dim)),
-        (structures[1], plans.columns, 2 * shape.dim),
+        (structures[0], plans.rows, slice_width(sums, numbers)),
+        (structures[1], plans.columns, 2 * sums),
     ):
         num_slots = 0 if plan.merge is None else structure.walk.num_slots * structure.walk.height
-        partials.append(saved.softmax.new_empty(num_slots, shape.heads * width) if num_slots else None)
+        partials.append(saved.softmax.new_empty(num_slots, width) if num_slots else None)
     copy = copies[0] if copies else None
     if plans.delta is None:
         outputs: tuple[Tensor | None, ...] = (dq, dk, dv, copy, *partials)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from graphfuse.formats.walk import Walk
 from graphfuse.kernels import launch
-from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads
+from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads, slice_width
 from graphfuse.kernels.run import Launch
 from graphfuse.kernels.tiles import after_previous, rows_at
 
@@ -16,7 +16,7 @@ from graphfuse.kernels.tiles import after_previous, rows_at
 #   grid      (num_merges * HEIGHT / ROWS, parts * ceil(HEADS / BLOCK_HEADS)): first, second and third, as far
 #             as there are, are merged at a time, as the slices of a hub are many and follow one another
 #   reads     partial ACC [num_slots, HEIGHT, WIDTH]: HEADS * DIM sums of first, as many of second if there is
-#             one, and HEADS * EDGE_DIM of third; merges, and row_index of windows
+#             one, and HEADS * EDGE_DIM of third, see `slice_width`; merges, and row_index of windows
 @triton.jit(do_not_specialize=["num_rows"])
 def attention_bwd_merge_kernel(
     first_ptr, second_ptr, third_ptr, partial_ptr, merges_ptr, row_index_ptr, num_rows,
@@ -25,7 +25,8 @@ def attention_bwd_merge_kernel(
     SLOTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     after_previous()
-    WIDTH: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM) + HEADS * EDGE_DIM
+    SUMS: tl.constexpr = HEADS * (DIM if second_ptr is None else 2 * DIM)
+    WIDTH: tl.constexpr = slice_width(SUMS, HEADS * EDGE_DIM)
     GROUPS: tl.constexpr = (HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     part, group = tl.program_id(1) // GROUPS, tl.program_id(1) % GROUPS
     if part == 0:
@@ -40,9 +41,8 @@ def attention_bwd_merge_kernel(
         )  # fmt: skip
     elif third_ptr is not None:
         _merge(
-            third_ptr, partial_ptr + (WIDTH - HEADS * EDGE_DIM), merges_ptr, row_index_ptr, group, num_rows,
-            HEADS * EDGE_DIM, HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, SLOTS, ROWS, STAGES,
-            ACC,
+            third_ptr, partial_ptr + SUMS, merges_ptr, row_index_ptr, group, num_rows, HEADS * EDGE_DIM,
+            HEADS, EDGE_DIM, BLOCK_HEADS, BLOCK_EDGE, WIDTH, HEIGHT, SLOTS, ROWS, STAGES, ACC,
         )  # fmt: skip
 
 

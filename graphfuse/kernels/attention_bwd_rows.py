@@ -8,6 +8,7 @@ import triton.language as tl
 
 from graphfuse.kernels.attention_tiles import LOG2_E, exp, load_softmax, slope
 from graphfuse.kernels.dropout import kept, key_of, of_copy
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.row_tiles import (
     addresses,
     begin_row,
@@ -173,7 +174,8 @@ def gradients_of_row(
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            SLOT: tl.constexpr = 2 * HEADS * DIM if TRANSPOSED else HEADS * (DIM + EDGE_DIM)
+            NUMBERS: tl.constexpr = 0 if TRANSPOSED else HEADS * EDGE_DIM
+            SLOT: tl.constexpr = slice_width(HEADS * (2 * DIM if TRANSPOSED else DIM), NUMBERS)
             partial_ptr += tl.cast(slot, tl.int64) * SLOT
             tl.store(partial_ptr + offs_head, first, mask=mask)
             if TRANSPOSED:

@@ -28,6 +28,7 @@ from graphfuse.kernels.edge_tiles import (
     spread,
     weighted,
 )
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.tiles import after_previous, dot, load_task, rows_at
 
 
@@ -148,7 +149,7 @@ def gat_bwd_edge_kernel(
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            WIDTH: tl.constexpr = HEADS * (DIM + 1)
+            WIDTH: tl.constexpr = slice_width(HEADS * DIM, HEADS)
             at_slot = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * WIDTH)[:, None]
             tl.store(at_slot + offs_dim[None, :], dx)
             tl.store(at_slot + (HEADS * DIM + heads)[None, :], d_own)

@@ -55,6 +55,7 @@ from graphfuse.kernels.gat_records import (
 )
 from graphfuse.kernels.gat_results import each_its_own
 from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at, rows_of_product
 
 
@@ -128,7 +129,7 @@ def store_gradients(
         if partial_ptr is not None:
             whole = slot < 0
             if slot >= 0:
-                SLOT: tl.constexpr = HEADS * (DIM + 1)
+                SLOT: tl.constexpr = slice_width(HEADS * DIM, HEADS)
                 at_slot = partial_ptr + (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * SLOT
                 tl.store(at_slot[:, None] + offs[None, :], dx, mask=mask[None, :])
                 for place in tl.static_range(PAIR):

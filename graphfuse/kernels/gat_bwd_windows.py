@@ -24,6 +24,7 @@ from graphfuse.kernels.attention_tiles import (
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.gat_bwd_split import split_walk
 from graphfuse.kernels.gat_records import load_known
+from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.tiles import (
     after_previous,
     as_scores,
@@ -181,7 +182,7 @@ def score_walk(
     if partial_ptr is not None:
         whole = slot < 0
         if slot >= 0:
-            WIDTH: tl.constexpr = HEADS * (DIM + 1)
+            WIDTH: tl.constexpr = slice_width(HEADS * DIM, HEADS)
             at = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * WIDTH)[:, None]
             tl.store(at + offs_out[None, :], dx, mask=mask_out[None, :])
             at_own = partial_ptr + (slot.to(tl.int64) * 16 + place % 16) * WIDTH + (HEADS * DIM + its_head)

@@ -20,6 +20,13 @@ def merge_task(merges_ptr, HEIGHT: tl.constexpr, ROWS: tl.constexpr):
     return window, begin, begin + count, tl.program_id(0) % PARTS * ROWS
 
 
+@triton.constexpr_function
+def slice_width(sums, numbers):
+    # Of a row of a slice that has `numbers` behind its `sums`: they are filled up, so that each row starts on
+    # 16 bytes if the sums of one are as long. Else the copies of a pipeline have 4 (results: merges.md).
+    return sums + (numbers + 3) // 4 * 4
+
+
 @triton.jit
 def store_slice(ptr, acc):
     # 16 rows of sums as tensor cores leave them, four numbers of a thread side by side: nothing moves between
