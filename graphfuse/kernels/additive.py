@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk
-from graphfuse.kernels import float32_rows, gat_listed, launch
+from graphfuse.kernels import float32_rows, gat_listed, launch, merge_shapes
 from graphfuse.kernels.additive_rows import additive_row_kernel
 from graphfuse.kernels.additive_tiles import finish
 from graphfuse.kernels.attention import Plan, Structure, row_launch, row_load, window_launch, window_load
@@ -97,9 +97,9 @@ def gathered_together(config: launch.Config) -> int:
 def _merge(w: Walk, shape: Shape, tilted: bool) -> Launch | None:
     if w.num_slots == 0:
         return None
-    block_heads, block_dim, _ = launch.attention_merge(shape.heads, shape.dim, tilted=tilted)
+    block_heads, block_dim, _ = merge_shapes.heads_of(shape.heads, shape.dim, tilted=tilted)
     graph, groups, acc = (w.merges, w.row_index), -(-shape.heads // block_heads), accumulator(shape.dtype)
-    adds = launch.merge(w.height, block_heads * block_dim * (1 + tilted))
+    adds = merge_shapes.of_softmax(w.height, block_heads * block_dim * (1 + tilted), tilted)
     rest: tuple[Any, ...] = (w.num_rows, shape.heads, shape.dim, block_heads, block_dim, w.height)
     rest += (*adds[:3], shape.dropout, acc)
     programs = w.merges.size(0) * w.height // adds.rows

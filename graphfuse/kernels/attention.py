@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import Walk, longer_slices, row_masks
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, merge_shapes
 from graphfuse.kernels.attention_rows import attention_row_kernel
 from graphfuse.kernels.attention_tiles import inverse, shift_of, store_softmax
 from graphfuse.kernels.attention_windows import attention_window_kernel
@@ -216,8 +216,8 @@ def _plan(
         main = row_launch(attention_row_kernel, num_tasks + w.num_rows, config, heads, graph, rest)
     merge = None
     if w.num_slots > 0:
-        blocks = launch.attention_merge(heads, dim, edge_dim)
-        adds = launch.merge(w.height, blocks[0] * (blocks[1] + blocks[2] * (edge_dim > 0)))
+        blocks = merge_shapes.heads_of(heads, dim, edge_dim)
+        adds = merge_shapes.of_softmax(w.height, blocks[0] * (blocks[1] + blocks[2] * (edge_dim > 0)))
         rest = (w.num_rows, *after, heads, dim, edge_dim, *blocks, w.height, *adds[:3], dropout, acc)
         programs, graph = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         groups = -(-heads // blocks[0])

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.formats.walk import Walk
-from graphfuse.kernels import launch
+from graphfuse.kernels import merge_shapes
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads, slice_width
 from graphfuse.kernels.run import Launch
 from graphfuse.kernels.tiles import after_previous, rows_at
@@ -78,8 +78,8 @@ def merge_gradients(
     """Adds the slices of ``parts`` gradients, whose rows are ``stride`` apart; ``None`` if nothing is cut."""
     if w.num_slots == 0:
         return None
-    blocks = launch.attention_merge(heads, dim, edge_dim)
-    adds = launch.merge(w.height, blocks[0] * max(blocks[1:]))
+    blocks = merge_shapes.heads_of(heads, dim, edge_dim)
+    adds = merge_shapes.of_gradients(w.height, blocks[0] * max(blocks[1:]))
     rest = (w.num_rows, stride, heads, dim, edge_dim, *blocks, w.height, *adds[:3], acc)
     programs, groups = w.merges.size(0) * w.height // adds.rows, parts * -(-heads // blocks[0])
     graph = (w.merges, w.row_index)

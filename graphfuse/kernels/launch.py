@@ -218,36 +218,6 @@ def spmm_slices(blocks: int, size: int, num_tasks: int, num_slots: int, load: Lo
     return 1.5 if size == 2 and blocks > 1 and few else 1
 
 
-class Merge(NamedTuple):
-    """How the slices of a cut window or row are added."""
-
-    slots: int  # slices that are loaded at a time
-    rows: int  # of a slice, in a program
-    stages: int  # of the loop
-    warps: int
-
-
-@functools.cache
-def merge(height: int, width: int, whole: bool = False, longest: int = 128) -> Merge:
-    """Merges of slices ``[height, width]``; ``whole``: all rows in one program, for a product.
-
-    More on their way costs merges of two slices what it brings hubs. An eighth of the ``longest`` is enough.
-    """
-    if height == 1:
-        slices = min(16, power_of_two(-(-longest // 8), 4))
-        return Merge(max(1, min(slices, 2048 // power_of_two(width))), 1, 1, 1 if slices <= 8 else 4)
-    rows = height if whole else height // 2
-    return Merge(1, rows, max(1, min(4, 8192 // (rows * width))), 4)
-
-
-@functools.cache
-def attention_merge(heads: int, dim: int, edge_dim: int = 0, tilted: bool = False) -> tuple[int, int, int]:
-    """Of merges the heads, features and numbers of an edge of a program: 64 sums, or ``tilted`` 32 pairs."""
-    block_dim, block_edge = power_of_two(dim, 16), power_of_two(edge_dim)
-    width = max(block_dim * (1 + tilted), block_edge)
-    return min(power_of_two(heads), max(1, 64 // width)), block_dim, block_edge
-
-
 @functools.cache
 def attention_delta(dim: int) -> Config:
     """Kernel of what backward knows of rows in float32: four elements a thread, one warp if that will do."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphfuse.formats.walk import EdgeOrder, Walk, longer_slices, row_masks
-from graphfuse.kernels import copies, launch
+from graphfuse.kernels import copies, launch, merge_shapes
 from graphfuse.kernels.gathered import gathered
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_of_slice, store_slice
 from graphfuse.kernels.row_tiles import first_columns, row_sum
@@ -256,7 +256,7 @@ def _plan(
     merge = None
     if w.num_slots > 0:
         longest = w.num_slots - 2 * (w.merges.size(0) - 1)  # at most, as the others have two and more
-        adds = launch.merge(w.height, config.block_dim, out_dim is not None, longest)
+        adds = merge_shapes.of_sums(w.height, config.block_dim, out_dim is not None, longest)
         rest = (w.num_rows, num_loops, *weight_strides, *shape, w.height, *adds[:3], *epilogue)
         programs, cut = w.merges.size(0) * w.height // adds.rows, (w.merges, w.row_index)
         merge = Launch(_spmm_merge_kernel, programs, adds.warps, cut, rest, groups=blocks)

@@ -22,6 +22,7 @@ from graphfuse.kernels import (
     linear,
     linear_shapes,
     logits,
+    merge_shapes,
     residual_norm,
     stacked,
     unit_rows,
@@ -224,21 +225,29 @@ def joined_slices(dtype: str, heads: int, dim: int, edge_dim: int = 0) -> Iterat
         "DROPOUT": 0.5,
         "ACC": tl.float32,
     }
-    kernels: list[tuple[Any, dict[str, str]]] = [(attention._attention_merge_kernel, {})]
-    kernels += [(attention_bwd_merge.attention_bwd_merge_kernel, {})]
+    backward = attention_bwd_merge.attention_bwd_merge_kernel
+    kernels: list[tuple[Any, dict[str, str], str]] = [(attention._attention_merge_kernel, {}, "")]
+    kernels += [(backward, {}, "")]
     if edge_dim == 0:
-        of_bias = {"sum_ptr": pointer, "bias_ptr": pointer}
-        kernels += [(additive._additive_merge_kernel, more) for more in (of_bias, {"tilt_ptr": pointer})]
-    for kernel, more in kernels:
-        merge = launch.attention_merge(heads, dim, edge_dim, tilted="tilt_ptr" in more)
+        of_bias, of_tilt = {"sum_ptr": pointer, "bias_ptr": pointer}, {"tilt_ptr": pointer}
+        kernels += [(additive._additive_merge_kernel, of_bias, "")]
+        kernels += [(additive._additive_merge_kernel, of_tilt, "-tilted")]
+        kernels += [(backward, {"third_ptr": pointer}, "-gat")]
+    for kernel, more, label in kernels:
+        given, shape = operands | more, constants
+        if label == "-gat":
+            given, shape = {k: v for k, v in given.items() if k != "second_ptr"}, shape | {"EDGE_DIM": 1}
+        tilted = "tilt_ptr" in more
+        merge = merge_shapes.heads_of(heads, dim, shape["EDGE_DIM"], tilted)
         blocks = dict(zip(("BLOCK_HEADS", "BLOCK_DIM", "BLOCK_EDGE"), merge, strict=True))
         width = blocks["BLOCK_HEADS"] * blocks["BLOCK_DIM"]
         for height in (1, 16):
-            adds = launch.merge(height, width)
+            adds = merge_shapes.of_gradients(height, width)
+            if kernel is not backward:
+                adds = merge_shapes.of_softmax(height, width * (1 + tilted), tilted)
             how = {"HEIGHT": height, "SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
-            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}"
-            name += "-tilted]" if "tilt_ptr" in more else "]"
-            yield Case(name, kernel, operands | more, constants | blocks | how, adds.warps)
+            name = f"{kernel.__name__}[{dtype}-{heads}-{dim}-{edge_dim}-{height}{label}]"
+            yield Case(name, kernel, given, shape | blocks | how, adds.warps)
 
 
 def building() -> Iterator[Case]:

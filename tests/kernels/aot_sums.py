@@ -7,7 +7,7 @@ from typing import Any
 
 import triton.language as tl
 
-from graphfuse.kernels import launch, sddmm, spmm
+from graphfuse.kernels import launch, merge_shapes, sddmm, spmm
 from graphfuse.kernels.launch import Config, Load
 from tests.kernels.aot_nodes import Case
 
@@ -52,7 +52,7 @@ def aggregation(dtype: str, dim: int, out_dim: int | None) -> Iterator[Case]:
         return Case(name, kernel, operands, constants | more, config.warps, registers)
 
     def merge(height: int, label: str, longest: int = 128) -> Case:
-        adds = launch.merge(height, config.block_dim, out_dim is not None, longest)
+        adds = merge_shapes.of_sums(height, config.block_dim, out_dim is not None, longest)
         how = {"SLOTS": adds.slots, "ROWS": adds.rows, "STAGES": adds.stages}
         warps = config._replace(warps=adds.warps)
         return case(spmm._spmm_merge_kernel, warps, height, full, label, **how)

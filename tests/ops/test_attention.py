@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphfuse import RowWindows, ops, reference
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, merge_shapes
 from graphfuse.testing import GRAPHS, check
 from tests.pairs import in_turns, with_dtypes
 
@@ -90,7 +90,7 @@ def test_slices(graph: str, walked: str, device: torch.device, monkeypatch: pyte
     monkeypatch.setitem(GRAPHS, "wide", wide)
     monkeypatch.setitem(GRAPHS, "crowd", crowd)
     windows, _, _ = draw(graph, device, torch.float32, 1, 1)
-    least = 3 * launch.merge(1, 16).slots if (graph, walked) == ("crowd", "rows") else 0
+    least = 3 * merge_shapes.of_softmax(1, 16).slots if (graph, walked) == ("crowd", "rows") else 0
     assert windows.walks(walked == "rows", False).forward.num_slots > least
     check_attention(graph, device, narrow(walked), 2, 12)
     check_attention(graph, device, narrow(walked), 2, 12, dropout=0.4, seed=torch.tensor([7], device=device))
