@@ -29,9 +29,9 @@ def of_sums(height: int, width: int, whole: bool = False, longest: int = 128) ->
     """
     if height == 1:
         return _of_rows(width, longest)
-    if whole:
-        return Merge(1, height, _stages(height * width), 4)
-    return Merge(_at_once(4, 8 * width), 8, 1, 4)
+    rows = height if whole else 8
+    # of two slices of a narrow row a pipeline costs more than it brings; those of hubs follow one another
+    return Merge(1, rows, 1 if width <= 64 and not whole else _stages(rows * width), 4)
 
 
 @functools.cache
@@ -52,7 +52,9 @@ def of_gradients(height: int, width: int) -> Merge:
     if height == 1:
         return _of_rows(width)
     rows = 8 if width <= 64 else 4
-    return Merge(_at_once(4, rows * width), rows, 1, 4)
+    # Asked for together, without a pipeline, whose barriers cost merges of two slices more than it brings. A
+    # thread has 16 numbers, or 32 of the widest rows.
+    return Merge(max(1, min(4, 4096 // (rows * width))), rows, 1, 4)
 
 
 @functools.cache
@@ -72,9 +74,3 @@ def _of_rows(width: int, longest: int = 128) -> Merge:
 def _stages(elements: int) -> int:
     # of a pipeline that holds a slice's elements so many times, in 32 KB
     return max(1, min(4, 8192 // elements))
-
-
-def _at_once(most: int, elements: int) -> int:
-    # Slices whose elements a program of four warps holds in registers. They are asked for together, without a
-    # pipeline through shared memory, whose barriers cost merges of two slices more than it brings.
-    return max(1, min(most, 4096 // elements))

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from graphfuse.kernels import launch, linear_shapes, merge_shapes, orders, walk_rules
+from graphfuse.kernels import launch, linear_shapes, orders, walk_rules
 from graphfuse.kernels.device import HALF
 
 # rows, columns, edges, column entries
@@ -362,17 +362,6 @@ def test_rows_of_aggregation_fill_the_gpu() -> None:
     assert shape(9_319, 492) == shape(232_965, 492) == (32, 1)  # rows of many steps
     assert shape(232_965, 127) == (8, 4)
     assert shape(232_965, 492, 128) == (16, 1)
-
-
-def test_merges_of_rows_take_an_eighth_of_the_longest_at_a_time() -> None:
-    found = [merge_shapes.of_sums(1, 64, longest=slices) for slices in (2, 33, 65, 1000)]
-    assert [(one.slots, one.rows, one.warps) for one in found] == [
-        (4, 1, 1),
-        (8, 1, 1),
-        (16, 1, 4),
-        (16, 1, 4),
-    ]
-    assert merge_shapes.of_sums(1, 1024).slots == 2
 
 
 def test_small_maps_are_taken_by_kernels() -> None:
