@@ -43,6 +43,15 @@ def test_shapes(
     check_additive("gat", graph, device, dtype, heads, dim, **options, seed=seed_of(dropout, device))
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_slices_of_walks_by_weights(
+    heads: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a slope beyond 1. The numbers behind a row's sums, one a head, are filled up to four."""
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
+    check_additive("gat", "hub", device, torch.float16, heads, 12, negative_slope=1.5)
+
+
 def seed_of(dropout: float, device: torch.device) -> torch.Tensor | None:
     return torch.tensor([7], device=device) if dropout > 0 else None
 
