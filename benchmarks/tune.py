@@ -1,11 +1,13 @@
 """Sweeps a row of the launch table offline: ``python -m benchmarks.tune --help``.
 
-The table, ``graphfuse/kernels/launch.py``, is code that nothing changes at run time. This times a benchmark
-with other values in the configurations that one of its functions returns, checks each result as every
-benchmark does, and prints which to write there. For example:
+The table, ``graphfuse/kernels/launch.py`` and, of what adds slices, ``merge_shapes.py``, is code that nothing
+changes at run time. This times a benchmark with other values in what one of its functions returns, checks
+each result as every benchmark does, and prints which to write there. For example:
 
     python -m benchmarks.tune attention attention_window --graphs reddit --only shape=8x16 mode=fwd \
         --vary guess=0,1 registers=none,128,168
+
+A function that returns a number, how long slices are, has it in ``times``.
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ from benchmarks.bench import REGISTRY, Bench, Case, Problem, device, machine
 from benchmarks.cases import add_arguments, as_text, chosen, pairs
 from benchmarks.timing import release, time_call
 from graphfuse.formats import walk
-from graphfuse.kernels import launch
+from graphfuse.kernels import launch, merge_shapes
 from graphfuse.kernels.device import INTERPRETING
 from graphfuse.kernels.launch import Config
+from graphfuse.kernels.merge_shapes import Merge
 from graphfuse.kernels.run import Launch
 
 _RESULTS = Path(__file__).parent / "results"
 _SECONDS = 0.05  # of timing, a configuration
 _THREADS = 16  # that compile
 
-Change = dict[str, Any]  # field of Config -> what stands there instead
+# what functions of the table return: its fields
+_FIELDS = {"Config": Config._fields, "Merge": Merge._fields, "float": ("times",)}
+
+Change = dict[str, Any]  # field -> what stands there instead
 
 
 class NoSuchCall(Exception):
@@ -57,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_arguments(parser)
-    parser.add_argument("function", metavar="FUNCTION", help="of launch.py, one that returns a Config")
+    parser.add_argument("function", metavar="FUNCTION", help="of the table")
     parser.add_argument(
         "--calls", nargs="+", default=(), metavar="PARAMETER=VALUE", help="of FUNCTION; others stay"
     )
@@ -67,15 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="default benchmarks/results/<gpu>/tune.jsonl"
     )
     given = parser.parse_args(arguments)
-    if getattr(getattr(launch, given.function, None), "__annotations__", {}).get("return") != "Config":
-        parser.error(f"launch.py has no function {given.function} that returns a Config")
-    takes = inspect.signature(getattr(launch, given.function)).parameters
-    for name in pairs(given.calls).keys() - takes.keys():
-        parser.error(f"{given.function} has no parameter {name}; it has {', '.join(takes)}")
     try:
-        found = list(changes(given.vary))
+        table_of, fields = where(given.function)
+        found = list(changes(given.vary, fields))
     except ValueError as error:
         parser.error(str(error))
+    takes = inspect.signature(getattr(table_of, given.function)).parameters
+    for name in pairs(given.calls).keys() - takes.keys():
+        parser.error(f"{given.function} has no parameter {name}; it has {', '.join(takes)}")
     bench = REGISTRY[given.bench]
     plan = chosen(given)
     if not plan:
@@ -96,40 +101,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(failed > 0) if swept else 2
 
 
-def changes(vary: Sequence[str]) -> Iterator[Change]:
+def where(function: str) -> tuple[Any, tuple[str, ...]]:
+    """The module of the table that has ``function``, and the fields of what it returns.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for module in (launch, merge_shapes):
+        returned = getattr(getattr(module, function, None), "__annotations__", {}).get("return")
+        if returned in _FIELDS:
+            return module, _FIELDS[returned]
+    raise ValueError(f"the launch table has no function {function}")
+
+
+def changes(vary: Sequence[str], fields: Sequence[str] = Config._fields) -> Iterator[Change]:
     """Nothing, which is the table itself, and all combinations of ``FIELD=A,B``.
 
     Raises:
         ValueError: there is no such field, or a value is neither ``none`` nor a number.
     """
-    axes: dict[str, list[int | None]] = {}
+    axes: dict[str, list[float | None]] = {}
     for field, values in pairs(vary).items():
-        if field not in Config._fields:
-            raise ValueError(f"a Config has no {field}; it has {', '.join(Config._fields)}")
-        axes[field] = [None if value == "none" else int(value) for value in values.split(",")]
+        if field not in fields:
+            raise ValueError(f"there is no {field} in what is returned; it has {', '.join(fields)}")
+        axes[field] = [None if value == "none" else _number(value) for value in values.split(",")]
     yield {}
     for combination in itertools.product(*axes.values()):
         yield dict(zip(axes, combination, strict=True))
 
 
-@contextlib.contextmanager
-def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[list[Config]]:
-    """Within, ``function`` of the launch table changes what it returns to such calls, which it lists."""
-    original = getattr(launch, function)
-    signature = inspect.signature(original)
-    found: list[Config] = []
+def _number(text: str) -> float:
+    return float(text) if "." in text else int(text)
 
-    def patched(*args: Any, **kwargs: Any) -> Config:
+
+@contextlib.contextmanager
+def changed(function: str, calls: dict[str, str], change: Change) -> Iterator[list[Any]]:
+    """Within, ``function`` of the launch table changes what it returns to such calls, which it lists."""
+    table_of, _ = where(function)
+    original = getattr(table_of, function)
+    signature = inspect.signature(original)
+    found: list[Any] = []
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        config: Config = original(*args, **kwargs)
+        returned = original(*args, **kwargs)
         meant = all(as_text(bound.arguments[name]) == value for name, value in calls.items())
         if meant:
-            config = config._replace(**change)
-            found.append(config)
-        return config
+            whole = isinstance(returned, tuple)
+            returned = returned._replace(**change) if whole else change.get("times", returned)
+            found.append(returned)
+        return returned
 
-    with mock.patch.object(launch, function, patched):
+    with mock.patch.object(table_of, function, patched):
         yield found
 
 
@@ -147,7 +171,7 @@ def _sweep(
         if not met:
             which = " ".join(as_text(value) for value in case.values())
             wanted = " with " + " ".join(f"{name}={value}" for name, value in calls.items()) if calls else ""
-            raise NoSuchCall(f"{which} makes no call of launch.{function}{wanted}; nothing was swept")
+            raise NoSuchCall(f"{which} makes no call of {function}{wanted}; nothing was swept")
         return result
 
     def once() -> None:  # what is captured is launched while it is prepared

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from benchmarks import bench, cases, floors, graphs, tune
-from graphfuse.kernels import launch
+from graphfuse.formats import walk
+from graphfuse.kernels import attention, launch
 from tests import stub_kernel
 
 CASE = ("--graphs", "tiny", "--only", "shape=4x32", "dtype=bfloat16", "mode=fwd")
@@ -98,6 +99,30 @@ def test_a_change_reaches_its_calls_alone() -> None:
     assert launch.gat_row(*call, True).warps != 7
 
 
+def test_merges_and_lengths_of_slices_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[tuple[int, int]] = []
+    again = walk.longer_slices
+
+    def longer_slices(w: walk.Walk, times: float) -> walk.Walk:
+        cut.append((times, again(w, times).num_slots))
+        return again(w, times)
+
+    monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 16)
+    monkeypatch.setattr(attention, "longer_slices", longer_slices)
+    graphs.load.cache_clear()  # its windows were cut by another rule
+    code, rows = sweep(tmp_path, "attention", "slices", *CASE, "--vary", "times=1,2.5")
+    assert code == 0 and [row["change"] for row in rows] == [{}, {"times": 1}, {"times": 2.5}]
+    assert {row["status"] for row in rows} == {"ok"}
+    found = dict(cut)
+    assert found[1] > found[2.5] >= 0
+    one_head = ("--graphs", "tiny", "--only", "shape=1x64", "dtype=float16", "mode=fwd")  # slices as they are
+    code, rows = sweep(tmp_path, "attention", "of_softmax", *one_head, "--vary", "slots=1,2", "rows=4")
+    assert code == 0 and {row["status"] for row in rows} == {"ok"}
+    wanted = [{}, {"slots": 1, "rows": 4}, {"slots": 2, "rows": 4}]
+    assert [row["change"] for row in rows if row["function"] == "of_softmax"][:3] == wanted
+    graphs.load.cache_clear()
+
+
 def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
     half = ("attention", "attention_window", *CASE, "--vary", "block_dim=16")  # of 32 features
     code, rows = sweep(tmp_path, *half)
@@ -112,9 +137,14 @@ def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
     [
         (
             ("attention", "prefers_rows", "--vary", "step=1"),
-            "has no function prefers_rows that returns a Config",
+            "the launch table has no function prefers_rows",
         ),
-        (("attention", "attention_row", "--vary", "steps=1"), "a Config has no steps; it has block_dim,"),
+        (
+            ("attention", "attention_row", "--vary", "steps=1"),
+            "there is no steps in what is returned; it has block_dim,",
+        ),
+        (("attention", "of_softmax", "--vary", "step=1"), "it has slots, rows, stages, warps"),
+        (("attention", "slices", "--vary", "step=1"), "it has times"),
         (("attention", "attention_row", "--vary", "step"), "write NAME=VALUE"),
         (
             ("attention", "attention_row", "--vary", "step=1", "--calls", "head=1"),
@@ -135,5 +165,5 @@ def test_what_makes_no_sweep(
 def test_calls_that_nobody_makes(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["attention", "attention_window", *CASE, "--vary", "step=16", "--calls", f"heads={value}"]
     assert tune.main(sweep) == 2
-    wanted = f"tiny 4x32 bfloat16 fwd makes no call of launch.attention_window with heads={value.lower()}"
+    wanted = f"tiny 4x32 bfloat16 fwd makes no call of attention_window with heads={value.lower()}"
     assert wanted in capsys.readouterr().err
