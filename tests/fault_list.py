@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fault import Fault, select
-from tests.fault_list_gat import OF_FACTORS, OF_PAIRS
+from tests.fault_list_gat import OF_GAT
 from tests.fault_list_records import OF_RECORDS
 
 _SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
@@ -394,7 +394,6 @@ FAULTS = (
         "rows = window * HEIGHT + inner",
         select("ops/test_reordered", "test_attention and late_hub"),
     ),
-    *OF_FACTORS,
-    *OF_PAIRS,
+    *OF_GAT,
     *OF_RECORDS,
 )

@@ -1,4 +1,4 @@
-"""The faults of :mod:`tests.fault_list` that are planted where GAT sums factors, and GATv2 adds in pairs."""
+"""The faults of :mod:`tests.fault_list` in GAT's sums of factors, GATv2's pairs, and what adds slices."""
 
 from __future__ import annotations
 
@@ -146,3 +146,26 @@ OF_PAIRS = (
         select("ops/test_additive_attention", "test_gatv2 and ragged and float16"),
     ),
 )
+
+OF_MERGES = (
+    Fault(
+        "slices-filled-up",
+        "wrong stride",
+        "what adds slices of gradients steps over their rows as if these had not been filled up",
+        "kernels/attention_bwd_merge.py",
+        "WIDTH: tl.constexpr = slice_width(SUMS, HEADS * EDGE_DIM)",
+        "WIDTH: tl.constexpr = SUMS + HEADS * EDGE_DIM",
+        select(_SPLIT, "slices_of_walks_by_weights and 3"),
+    ),
+    Fault(
+        "gradient-merge-tail",
+        "dropped tail",
+        "of a long window no more slices of a gradient are added than are loaded at a time",
+        "kernels/attention_bwd_merge.py",
+        "for start in tl.range(begin, end, SLOTS, ",
+        "for start in tl.range(begin, tl.minimum(begin + SLOTS, end), SLOTS, ",
+        select("ops/test_attention", "slices and crowd and windows"),
+    ),
+)
+
+OF_GAT = OF_FACTORS + OF_PAIRS + OF_MERGES
