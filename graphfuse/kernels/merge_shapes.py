@@ -52,8 +52,8 @@ def of_gradients(height: int, width: int) -> Merge:
     if height == 1:
         return _of_rows(width)
     rows = 8 if width <= 64 else 4
-    # Asked for together, without a pipeline, whose barriers cost merges of two slices more than it brings. A
-    # thread has 16 numbers, or 32 of the widest rows.
+    # Asked for together, without a pipeline, whose barriers cost merges of two slices more than it brings: 16
+    # numbers a thread at most, 32 of rows wider than 128.
     return Merge(max(1, min(4, 4096 // (rows * width))), rows, 1, 4)
 
 
