@@ -144,15 +144,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not INTERPRETING:
         _compile((HERE, tree), named, names)
     workers = Worker(HERE, named), Worker(tree, named)
+    rows: list[dict[str, Any]] = []
     try:
-        rows = [_compare(workers, name, given) for name in names]
+        for name in names:
+            rows.append(_compare(workers, name, given))
+            if given.out is not None:  # at once: a run that is cut short keeps what it has
+                with given.out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
     finally:
         for worker in workers:
             worker.close()
     print(as_table(rows))
-    if given.out is not None:
-        with given.out.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
     if any("here" in row["failed"] for row in rows):
         return 1
     return 0 if any("ratio" in row for row in rows) else 2

@@ -111,6 +111,23 @@ def test_what_goes_wrong_is_said(
     assert ("ratio" in rows[0]) == ("wrong" not in fault)  # the other case is not lost
 
 
+def test_a_run_that_is_cut_short_keeps_its_rows(trees: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, met = against._compare, []
+
+    def once(workers: Any, name: str, given: Any) -> dict[str, Any]:
+        met.append(name)
+        if len(met) > 1:
+            raise KeyboardInterrupt
+        return compare(workers, name, given)
+
+    monkeypatch.setattr(against, "_compare", once)
+    tree = trees()
+    with pytest.raises(KeyboardInterrupt):
+        compared(tree)
+    rows = [json.loads(line) for line in (tree.parent / "out.jsonl").read_text().splitlines()]
+    assert [row["case"] for row in rows] == ["cora 64 float16 fwd"]
+
+
 def test_what_a_tree_compiles_is_its_own(trees: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tree = trees()
