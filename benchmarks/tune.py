@@ -88,16 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end, swept, failed = time.perf_counter() + given.seconds, 0, 0
     for case in plan:
         release()
+        rows: list[dict[str, Any]] = []
         try:
-            rows = list(_sweep(bench, case, given.function, pairs(given.calls), found, end))
+            for row in _sweep(bench, case, given.function, pairs(given.calls), found, end):
+                rows.append(row)
+                _append(given.out, row)  # at once: a sweep that is cut short keeps what it has
         except NoSuchCall as error:
             print(error, file=sys.stderr)
             continue
         print(table(case, rows))
         swept += 1
-        for row in rows:
-            _append(given.out, row)
-            failed += row["status"] == "wrong"
+        failed += sum(row["status"] == "wrong" for row in rows)
     return int(failed > 0) if swept else 2
 
 

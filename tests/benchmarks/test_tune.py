@@ -123,6 +123,23 @@ def test_merges_and_lengths_of_slices_are_swept(tmp_path: Path, monkeypatch: pyt
     graphs.load.cache_clear()
 
 
+def test_a_sweep_that_is_cut_short_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, met = tune._measure, []
+
+    def once(*given: Any) -> dict[str, Any]:
+        met.append(given)
+        if len(met) > 1:
+            raise KeyboardInterrupt
+        return measure(*given)
+
+    monkeypatch.setattr(tune, "_measure", once)
+    out = tmp_path / "tune.jsonl"
+    sweep_of_two = ["attention", "attention_window", *CASE, "--vary", "step=16,32", "--out", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        tune.main(sweep_of_two)
+    assert [json.loads(line)["change"] for line in out.read_text().splitlines()] == [{}]
+
+
 def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
     half = ("attention", "attention_window", *CASE, "--vary", "block_dim=16")  # of 32 features
     code, rows = sweep(tmp_path, *half)
