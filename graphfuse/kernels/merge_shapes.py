@@ -1,4 +1,4 @@
-"""How the kernels that add the slices of cut windows and rows are launched: results of merges.md."""
+"""How kernels that add the slices of cut windows and rows are launched (results/nvidia-h200/merges.md)."""
 
 from __future__ import annotations
 

@@ -99,8 +99,10 @@ def test_a_change_reaches_its_calls_alone() -> None:
     assert launch.gat_row(*call, True).warps != 7
 
 
-def test_merges_and_lengths_of_slices_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[tuple[int, int]] = []
+def test_merges_and_lengths_of_slices_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    cut: list[tuple[float, int]] = []
     again = walk.longer_slices
 
     def longer_slices(w: walk.Walk, times: float) -> walk.Walk:
@@ -109,7 +111,8 @@ def test_merges_and_lengths_of_slices_are_swept(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 16)
     monkeypatch.setattr(attention, "longer_slices", longer_slices)
-    graphs.load.cache_clear()  # its windows were cut by another rule
+    graphs.load.cache_clear()  # its windows were cut by another rule, as are those to come
+    request.addfinalizer(graphs.load.cache_clear)
     code, rows = sweep(tmp_path, "attention", "slices", *CASE, "--vary", "times=1,2.5")
     assert code == 0 and [row["change"] for row in rows] == [{}, {"times": 1}, {"times": 2.5}]
     assert {row["status"] for row in rows} == {"ok"}
@@ -120,7 +123,6 @@ def test_merges_and_lengths_of_slices_are_swept(tmp_path: Path, monkeypatch: pyt
     assert code == 0 and {row["status"] for row in rows} == {"ok"}
     wanted = [{}, {"slots": 1, "rows": 4}, {"slots": 2, "rows": 4}]
     assert [row["change"] for row in rows if row["function"] == "of_softmax"][:3] == wanted
-    graphs.load.cache_clear()
 
 
 def test_a_sweep_that_is_cut_short_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
