@@ -201,9 +201,12 @@ def longer_slices(w: Walk, times: float) -> Walk:
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which must not wait, and no call came before.
+        ValueError: ``times`` is less than 1. Kernels have room for the slices of the record, not for more.
     """
     if times == 1:
         return w
+    if times < 1:
+        raise ValueError(f"slices can be longer than those of the record, not shorter (got times={times})")
     key = ("longer_slices", times)
     longer: Walk | None = w.plans.get(key)
     if longer is None:

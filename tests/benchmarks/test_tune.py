@@ -85,7 +85,7 @@ def test_what_is_compiled_beforehand_is_what_is_launched(monkeypatch: pytest.Mon
     met: list[dict[str, Any]] = []
     launched = stub_kernel.launch(monkeypatch, met.append, registers=128)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    tune._compile([lambda: launched((), (), True, 0)])
+    tune._compile([lambda: 1 / 0, lambda: launched((), (), True, 0)])  # what fails is for the sweep to say
     launched((), (), True, 0)
     assert len(met) == 2 and met[0] == met[1] and met[0]["launch_pdl"]
 
@@ -149,6 +149,9 @@ def test_wrong_results_and_errors_are_said(tmp_path: Path) -> None:
     none = ("attention", "attention_window", *CASE, "--vary", "step=0")
     code, rows = sweep(tmp_path, *none)
     assert code == 0 and [row["status"] for row in rows[-2:]] == ["ok", "error"]
+    code, rows = sweep(tmp_path, "attention", "slices", *CASE, "--vary", "times=0.5")
+    assert code == 0 and [row["status"] for row in rows[-2:]] == ["ok", "error"]
+    assert "not shorter (got times=0.5)" in rows[-1]["message"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def test_as_long_is_the_same(device: torch.device, monkeypatch: pytest.MonkeyPat
     assert w.num_slots > 0 and longer_slices(w, 1) is w
 
 
+def test_shorter_ones_have_no_room(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = cut(17, 500, monkeypatch, device)
+    with pytest.raises(ValueError, match=r"not shorter \(got times=0\.5\)"):
+        longer_slices(w, 0.5)
+
+
 @pytest.mark.gpu
 def test_none_is_looked_for_during_capture(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     w = cut(17, 500, monkeypatch, device)
