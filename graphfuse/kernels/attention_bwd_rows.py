@@ -66,6 +66,8 @@ def gradients_of_row(
 ):  # fmt: skip
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
+    WIDTH: tl.constexpr = DIM if OTHER_STRIDE % 2 == 0 else 1  # for both see forward
+    EDGE_WIDTH: tl.constexpr = EDGE_DIM if WIDTH % 2 == 0 and WIDTH >= 8 else 1
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_edge = tl.arange(0, BLOCK_EDGE)
@@ -112,7 +114,7 @@ def gradients_of_row(
             top, norm, delta = load_stats(
                 stats_ptr, place, live[:, None] & mask_head[None, :], PRECISE, ALONE
             )
-        s = sum_of_products(own[None, :, :] * other, live[:, None, None], 2, DIM)  # as forward adds it up
+        s = sum_of_products(own[None, :, :], other, live[:, None, None], 2, WIDTH)  # as forward adds it up
         if key_scale_ptr is not None:
             if not TRANSPOSED:
                 offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
@@ -130,7 +132,7 @@ def gradients_of_row(
                 gathered = live[:, None, None] & mask_query[None, :, :]
                 edge_query = tl.load(edge_query_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
                 edge_value = tl.load(edge_value_ptr + offs_gathered, mask=gathered, other=0.0).to(ACC)
-            s += sum_of_products(edge_query * edge_attr, live[:, None, None], 2, EDGE_DIM)
+            s += sum_of_products(edge_query, edge_attr, live[:, None, None], 2, EDGE_WIDTH)
             dp += tl.sum(edge_value * edge_attr, 2)
         p = softmax_weight(tl.where(live[:, None], s * SCALE, float("-inf")), top, norm, PRECISE)
         dropped = p

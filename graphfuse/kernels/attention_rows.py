@@ -43,6 +43,8 @@ def sums_of_row(
 ):  # fmt: skip
     # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
     # is not far from that; 0 if it is None, which costs a score nothing.
+    WIDTH: tl.constexpr = DIM if K_STRIDE % 2 == 0 else 1
+    EDGE_WIDTH: tl.constexpr = EDGE_DIM if WIDTH % 2 == 0 and WIDTH >= 8 else 1  # its tile is as that of k
     top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
     total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
     acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)
@@ -64,7 +66,7 @@ def sums_of_row(
             v = tl.load(at, mask=gathered, other=0.0).to(ACC)
             if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:  # of others the compiler does by itself
                 k = together(k, v, end >> 31)
-        s = sum_of_products(q[None, :, :] * k, live[:, None, None], 2, DIM)
+        s = sum_of_products(q[None, :, :], k, live[:, None, None], 2, WIDTH)
         if key_scale_ptr is not None:
             offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)
@@ -72,7 +74,7 @@ def sums_of_row(
             place = tl.load(edge_perm_ptr + offs, mask=live, other=0)[:, None].to(tl.int64)
             at = edge_attr_ptr + place * EDGE_STRIDE + offs_edge[None, :]
             edge_attr = tl.load(at, mask=live[:, None] & mask_edge[None, :], other=0.0).to(ACC)[:, None, :]
-            s += sum_of_products(edge_query[None, :, :] * edge_attr, live[:, None, None], 2, EDGE_DIM)
+            s += sum_of_products(edge_query[None, :, :], edge_attr, live[:, None, None], 2, EDGE_WIDTH)
         s = tl.where(live[:, None], s * SCALE, float("-inf"))
         top = tl.maximum(top, s)
         p = exp(s if shift is None else s - shift[None, :], PRECISE)

@@ -66,7 +66,10 @@ def rows_of_gat(num_rows: int, heads: int, dim: int, tilted: bool, load: RowLoad
 
 
 def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
-    """Of GATv2's, which computes more for an edge than it reads."""
+    """Of GATv2's, which computes more for an edge than it reads.
+
+    A thread has two products of a score at the least: ``sum_of_products`` of ``tiles.py`` asks for that.
+    """
     if load is RowLoad.SHORT:
         return max(1, attention(heads, width, load, backward)[0] // 2), max(1, width // 128)
     if load is RowLoad.NORMAL and width in (64, 128):
@@ -74,7 +77,8 @@ def gatv2(heads: int, width: int, load: RowLoad, backward: bool) -> Wide:
     if width <= 64 and (load is RowLoad.NORMAL or (load is RowLoad.LONG and backward)):
         return min(16, 256 // width), 2 if width == 64 and backward else 1
     warps = 2 if heads == 1 and width == 128 else 4 if width <= 256 else 8
-    return min(16, max(2, 512 // width)), warps
+    step = min(16, max(2, 512 // width))
+    return step, min(warps, max(1, step * width // 64))
 
 
 def one_backward(num_rows: int, num_cols: int, num_edges: int) -> bool:

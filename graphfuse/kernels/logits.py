@@ -54,11 +54,11 @@ def _logits_kernel(
     at = x_ptr + offs_row[:, None, None] * X_STRIDE + offs_att[None, :, :]
     x = tl.load(at, mask=mask, other=0.0).to(ACC)
     left = tl.load(left_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
-    of_left = sum_of_products(x * left[None, :, :], mask, 2, DIM)
+    of_left = sum_of_products(x, left[None, :, :], mask, 2, DIM)
     tl.store(of_left_ptr + offs_head, of_left.to(of_left_ptr.dtype.element_ty), mask=mask_head)
     if right_ptr is not None:
         right = tl.load(right_ptr + offs_att, mask=mask_att, other=0.0).to(ACC)
-        of_right = sum_of_products(x * right[None, :, :], mask, 2, DIM)
+        of_right = sum_of_products(x, right[None, :, :], mask, 2, DIM)
         tl.store(of_right_ptr + offs_head, of_right.to(of_right_ptr.dtype.element_ty), mask=mask_head)
 
 

@@ -104,7 +104,7 @@ def _words(x):
 def scores_of(bent, att, live, WIDTH: tl.constexpr, ACC: tl.constexpr):
     # The product of `att` and the row of an edge, of each head; for `live` see `sum_of_products`.
     if bent.dtype.primitive_bitwidth > 16 or att.dtype != bent.dtype:
-        s = sum_of_products(att.to(ACC)[None, :, :] * bent.to(ACC), live, 2, WIDTH)
+        s = sum_of_products(att.to(ACC)[None, :, :], bent.to(ACC), live, 2, WIDTH)
     else:
         a = tl.broadcast_to(att[None, :, :], bent.shape)
         if bent.shape[2] < 8:

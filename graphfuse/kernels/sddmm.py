@@ -48,7 +48,7 @@ def _sddmm_row_kernel(
             )
             offs_b = column[:, None].to(tl.int64) * b_stride + offs_dim[None, :]
             b = tl.load(b_ptr + offs_b, mask=live[:, None] & mask_dim[None, :], other=0.0).to(ACC)
-            total += sum_of_products(a[None, :] * b, live[:, None], 1, DIM)
+            total += sum_of_products(a[None, :], b, live[:, None], 1, DIM)
         if WITHOUT_LOOPS:
             total = tl.where(column == row, 0.0, total)
         place = tl.load(edge_perm_ptr + offs, mask=live, other=0)

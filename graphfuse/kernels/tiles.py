@@ -72,21 +72,28 @@ def finite(x):
 
 
 @triton.jit
-def rounded(x, live):
-    # A product x where live, else 0, that goes into a sum as it is. The compiler would make it part of the
-    # first addition: unrounded in the thread that adds, rounded in the one that it adds, and threads which
-    # should all hold the sum would hold two. `live` must be unknown to the compiler.
-    return tl.where(live, x, 0.0)
+def rounded_product(a, b, live):
+    # The product where live that goes into a sum as it is. The compiler would make it part of the first
+    # addition: unrounded in the thread that adds, rounded in the one that it adds, and threads which should
+    # all hold the sum would hold two.
+    if a.dtype == tl.float32 and b.dtype == tl.float32 and tl.target_info.cuda_capability_geq(8, 0):
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        product = tl.where(live, a * b, 0.0)  # of which it may not know whether they are
+    return product
 
 
 @triton.jit
-def sum_of_products(x, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
-    # The sum of the products x, each of which is 0 where not live. A thread with more than one of them adds
-    # its own before any other's, which leaves nothing to be unrounded. How many it has is up to the launch
-    # and the strides, not to the width: loads of an even one mostly bring a thread two or more, but a tile
-    # with fewer places than twice the threads may leave it one.
-    if WIDTH % 2 == 1 or WIDTH < 8:
-        x = rounded(x, live)
+def sum_of_products(a, b, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
+    # The sum of products where live. A thread with more than one of them adds its own before any other's,
+    # which leaves nothing to be unrounded. Rows of an even WIDTH, an even number apart, bring a thread two or
+    # more if the tile has as many, which is for the launch table to see to; a tile that has the layout of
+    # other loads comes with WIDTH 1, unless these do.
+    x = a * b
+    if WIDTH % 2 == 1 or WIDTH < 8 or x.numel < 64:
+        x = rounded_product(a, b, live)
     return tl.sum(x, AXIS)
 
 
@@ -112,11 +119,10 @@ def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
 def product_of_rows(a, b, live, DIM: tl.constexpr, ACC: tl.constexpr):
     # Sums over DIM features of rows a times rows b: one for each. Those of float32 are added as row kernels
     # add, bit for bit: copies of an edge then leave no difference.
-    product = a.to(ACC) * b.to(ACC)
     if b.dtype.primitive_bitwidth > 16:
-        return tl.sum(product, 1)
+        return tl.sum(a.to(ACC) * b.to(ACC), 1)
     mask = live[:, None] & (tl.arange(0, a.shape[1]) < DIM)[None, :]
-    return sum_of_products(product, mask, 1, DIM)
+    return sum_of_products(a.to(ACC), b.to(ACC), mask, 1, DIM)
 
 
 @triton.jit

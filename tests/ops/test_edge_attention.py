@@ -71,6 +71,22 @@ def test_dropout(graph: str, dtype: torch.dtype, cut: bool, device: torch.device
     check_attention(graph, device, dtype, (3, 8, 5), dropout=0.3, seed=seed)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 16), (2, 8, 64), (2, 16, 7), (3, 7, 1)], ids=str)
+def test_an_edge_alone_weighs_one(shape: tuple[int, int, int], device: torch.device) -> None:
+    """To the bit, as in the definition, however large its score."""
+    heads, dim, edge_dim = shape
+    num_rows = 40
+    row = torch.arange(num_rows, device=device)
+    edge_index = torch.stack([row.flip(0), row])
+    draw = functools.partial(torch.randn, device=device, generator=torch.Generator(device).manual_seed(0))
+    q, k, v = (draw(num_rows, heads, dim) for _ in range(3))
+    query, attr = 3 * draw(num_rows, heads, edge_dim), draw(num_rows, edge_dim)
+    windows = RowWindows.from_edge_index(edge_index, (num_rows, num_rows))
+    out, edge_sum = ops.sparse_attention(q, k, v, windows, edge_query=query, edge_attr=attr)
+    assert torch.equal(out, v.flip(0))
+    assert torch.equal(edge_sum, attr[:, None, :].expand(-1, heads, -1))
+
+
 def test_slices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphfuse.formats.build._MIN_SLICE", 32)
     windows, _, _ = draw("hub", device, torch.float32, 1, 1, 1)

@@ -1,0 +1,73 @@
+"""Threads that share a score hold the same one, to the bit: else a weight and the sum of weights disagree."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.kernels.compiled import without_interpreter
+
+COMPILES = """
+import json, sys
+
+from tests.kernels import aot
+
+cases = getattr(aot, sys.argv[1])("fp32", *json.loads(sys.argv[2]))
+for case in cases:
+    if "_row_kernel" in case.name and "-0.0-" in case.name and "gat_" not in case.name:
+        print(json.dumps(aot.compiled(case, "sm_90").asm["ptx"]))
+"""
+
+# A thread adds what another one had rounded to a product of its own, unrounded.
+UNROUNDED = """
+shfl.sync.bfly.b32 %r2, %r1, 8, 31, -1;
+fma.rn.f32 %r3, %r4, %r5, %r2;
+mul.f32 %r6, %r3, 0f3FB8AA3B;
+ex2.approx.ftz.f32 %r7, %r6;
+"""
+ROUNDED = """
+shfl.sync.bfly.b32 %r2, %r1, 8, 31, -1;
+add.f32 %r3, %r1, %r2;
+ex2.approx.ftz.f32 %r7, %r3;
+fma.rn.f32 %r8, %r7, %r5, %r2;
+"""
+
+
+def weighs_unrounded(ptx: str) -> bool:
+    """Whether an exponential depends on a product that was added to another thread's number unrounded."""
+    shuffled, apart, weighs = set[str](), set[str](), False
+    for guarded in ptx.splitlines() * 2:  # once more for what a loop carries
+        line = re.sub(r"@!?%p\d+", "", guarded).strip()
+        registers = re.findall(r"%\w+", line)
+        if line.startswith("st"):  # stores write no register
+            continue
+        if "shfl.sync" in line:
+            shuffled.add(registers[0])
+        elif "fma.rn.f32" in line and registers[-1] in shuffled:
+            apart.add(registers[0])
+        elif not apart.isdisjoint(registers[1:]):
+            apart.add(registers[0])
+            weighs |= "ex2.approx" in line
+    return weighs
+
+
+def test_one_of_two_is_found() -> None:
+    assert weighs_unrounded(UNROUNDED) and not weighs_unrounded(ROUNDED)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 16), (2, 8, 64), (3, 7, 0), (2, 16, 7), (1, 64, 16)], ids=str)
+def test_scores_of_attention(shape: tuple[int, int, int]) -> None:
+    assert_rounded("sparse_attention", shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 8), (3, 7)], ids=str)
+def test_scores_of_gatv2(shape: tuple[int, int]) -> None:
+    assert_rounded("additive_attention", shape)
+
+
+def assert_rounded(kernels: str, shape: tuple[int, ...]) -> None:
+    """Of float32, where a product of two numbers is not exact."""
+    found = without_interpreter(COMPILES, kernels, json.dumps(shape)).splitlines()
+    assert len(found) > 2 and not any(weighs_unrounded(json.loads(ptx)) for ptx in found)
