@@ -26,6 +26,7 @@ from graphfuse.kernels.attention_tiles import (
     signed,
     small_scores,
     store_softmax,
+    store_softmaxes,
     summable,
     window_step,
 )
@@ -242,7 +243,7 @@ def store_group(
     # Rows of a group of heads, or of a slice their places in its slot. acc is [16, GROUP * BLOCK_DIM].
     rows, offs_dim, mask_dim = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
-    heads, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
+    heads = head + place // 16
     top *= 1 / LOG2_E
     whole = True
     if partial_ptr is not None:
@@ -254,8 +255,10 @@ def store_group(
             at_sum = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (HEADS * DIM))[:, None]
             tl.store(at_sum + offs_dim[None, :], acc, mask=mask_dim[None, :])
     if whole:
-        mask = (its_row < num_rows) & (heads < HEADS)
-        store_softmax(softmax_ptr, its_row.to(tl.int64) * HEADS + heads, mask, top, total)
+        if softmax_ptr is not None:
+            by_rows = tl.trans(shift_of(top).reshape(GROUP, 16)), tl.trans(total.reshape(GROUP, 16))
+            numbers = tl.join(by_rows[0], by_rows[1]).reshape(16, 2 * GROUP)
+            store_softmaxes(softmax_ptr, rows, num_rows, head, numbers, HEADS, GROUP)
         norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
         out = acc * own_of_flat(tl.broadcast_to(norm, (GROUP * 16, GROUP * BLOCK_DIM)), GROUP)
         at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]

@@ -125,6 +125,7 @@ def store_gradients(
         _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
         mask_tile = (rows < num_rows)[:, None] & mask[None, :]
         dx = each_its_own(parts, pair, PAIR, WIDTH)
+        heads, d_own = head + pair + tl.arange(0, PAIR)[None, :], each_its_own(d_owns, pair, PAIR, PAIR)
         whole = True
         if partial_ptr is not None:
             whole = slot < 0
@@ -132,15 +133,12 @@ def store_gradients(
                 SLOT: tl.constexpr = slice_width(HEADS * DIM, HEADS)
                 at_slot = partial_ptr + (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * SLOT
                 tl.store(at_slot[:, None] + offs[None, :], dx, mask=mask[None, :])
-                for place in tl.static_range(PAIR):
-                    tl.store(at_slot + (HEADS * DIM + head + pair + place), d_owns[pair + place])
+                tl.store(at_slot[:, None] + HEADS * DIM + heads, d_own)
         if whole:
             at_dx = dx_ptr + (offs_row * (HEADS * DIM))[:, None] + offs[None, :]
             tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile)
-            for place in tl.static_range(PAIR):
-                at_own = d_a_src_ptr + offs_row * HEADS + (head + pair + place)
-                result = d_owns[pair + place].to(d_a_src_ptr.dtype.element_ty)
-                tl.store(at_own, result, mask=rows < num_rows)
+            at_own = d_a_src_ptr + (offs_row * HEADS)[:, None] + heads
+            tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None])
 
 
 @triton.jit
