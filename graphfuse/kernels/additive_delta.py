@@ -28,9 +28,9 @@ def additive_delta_kernel(
     place, live, offs_grad = rows_and_heads(num_rows, GRAD_STRIDE, HEADS, DIM, ROWS)
     # all loads before any store, behind which they would wait
     grad = load_rows(grad_ptr, offs_grad, live, DIM, BLOCK_DIM)
-    out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM)
+    out = load_rows(out_ptr, place * DIM, live, DIM, BLOCK_DIM, True)
     if tilt_ptr is not None:
-        tilt = load_rows(tilt_ptr, place * DIM, live, DIM, BLOCK_DIM)
+        tilt = load_rows(tilt_ptr, place * DIM, live, DIM, BLOCK_DIM, True)
     top = tl.load(softmax_ptr + place * 2, mask=live, other=0.0)
     total = tl.load(softmax_ptr + place * 2 + 1, mask=live, other=1.0)
     own = tl.zeros((ROWS,), dtype=ACC)

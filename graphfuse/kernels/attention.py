@@ -75,7 +75,7 @@ def _attention_merge_kernel(
     out = after_residual(acc * norm, rows, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
     offs_row, place = rows.to(tl.int64)[:, None], (head * DIM)[:, None] + offs_dim[None, :]
     store_sum(sum_ptr, x_ptr, out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]
         tl.store(at, (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_edge)

@@ -69,7 +69,7 @@ def _merge(
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
     live = (rows < num_rows) & (head < HEADS)
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim)
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim, eviction_policy="evict_first")
 
 
 def merge_gradients(

@@ -231,7 +231,7 @@ def store_row(
         place = offs_dim[None, :]
         offs_row, sum_ptr = row.to(tl.int64)[:, None], residual[6]
         store_sum(sum_ptr, residual[0], out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
-        tl.store(out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -268,7 +268,7 @@ def store_group(
             residual[6], residual[0], out, rows.to(tl.int64)[:, None], offs_dim[None, :], mask_out, R_STRIDE,
             HEADS * DIM,
         )  # fmt: skip
-        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out)
+        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out, eviction_policy="evict_first")
 
 
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
@@ -306,7 +306,7 @@ def attention_window_kernel(
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask = (rows < num_rows) & (heads < HEADS) & (dim < DIM)
     at = q_ptr + rows.to(tl.int64) * Q_STRIDE + (heads * DIM + dim)
-    q = resident(signed(tl.load(at, mask=mask, other=0.0), SCALE), GROUP, WARPS, ACC)
+    q = resident(signed(tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first"), SCALE), GROUP, WARPS, ACC)
     own_key = None
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows_of_scores(row_index_ptr, window, GROUP, ACC), heads, False)

@@ -82,7 +82,7 @@ def store_gradients(
     for pair in tl.static_range(0, GROUP, PAIR):
         _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
         mask_tile = (rows < num_rows)[:, None] & mask[None, :]
-        x = tl.load(x_ptr + offs_row[:, None] * X_STRIDE + offs[None, :], mask=mask_tile, other=0.0)
+        x = tl.load(x_ptr + offs_row[:, None] * X_STRIDE + offs[None, :], mask=mask_tile, other=0.0, eviction_policy="evict_first")
         tiles += (as_scores(x, 1, ACC),)
         if LOOPS:
             at = grad_ptr + offs_row[:, None] * GRAD_STRIDE + offs[None, :]
@@ -136,7 +136,7 @@ def store_gradients(
                 tl.store(at_slot[:, None] + HEADS * DIM + heads, d_own)
         if whole:
             at_dx = dx_ptr + (offs_row * (HEADS * DIM))[:, None] + offs[None, :]
-            tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile)
+            tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile, eviction_policy="evict_first")
             at_own = d_a_src_ptr + (offs_row * HEADS)[:, None] + heads
             tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None])
 

@@ -111,7 +111,7 @@ def score_walk(
     mask_head = heads < HEADS
     mask = (rows < num_rows) & (dim < DIM) & mask_head
     offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
-    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0)
+    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy="evict_first")
     own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
     APART: tl.constexpr = 8 * WARPS
     ROWS: tl.constexpr = (GROUP, 16, APART) if GROUP > 1 else (16, APART)
@@ -187,7 +187,7 @@ def score_walk(
     if whole:
         at = dx_ptr + (out_rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_out[None, :]
         mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows)
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows, eviction_policy="evict_first")
         at_own = d_a_src_ptr + (out_rows.to(tl.int64) * HEADS)[:, None] + offs_own
         mask_own = (out_rows < num_rows)[:, None]
         if HEADS % GROUP > 0:

@@ -154,7 +154,7 @@ def gradients_of_row(
                 tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
         at = offs_row * HEADS * DIM + offs_head
-        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask)
+        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
         if not TRANSPOSED:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
 

@@ -109,10 +109,12 @@ def rows_and_heads(
 
 
 @triton.jit
-def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ONCE: tl.constexpr = False):
     # Rows of DIM features that begin at the offsets, 0 where not live.
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
-    return tl.load(ptr + offs[:, None] + offs_dim, mask=live[:, None] & (offs_dim < DIM), other=0.0)
+    mask = live[:, None] & (offs_dim < DIM)
+    policy: tl.constexpr = "evict_first" if ONCE else ""
+    return tl.load(ptr + offs[:, None] + offs_dim, mask=mask, other=0.0, eviction_policy=policy)
 
 
 @triton.jit
@@ -336,6 +338,7 @@ def finish_tile(
             aggregate_ptr + offs_row[:, None] * DIM + offs_dim[None, :],
             acc.to(aggregate_ptr.dtype.element_ty),
             mask=mask,
+            eviction_policy="evict_first",
         )
     if weight_ptr is None:
         _store(acc, bias_ptr, out_ptr, offs_row, mask_row, offs_dim, mask_dim, OUT_DIM, RELU, ACC)
@@ -367,4 +370,5 @@ def _store(
         out_ptr + offs_row[:, None] * OUT_DIM + offs_out[None, :],
         y.to(out_ptr.dtype.element_ty),
         mask=mask_row[:, None] & mask_out[None, :],
+        eviction_policy="evict_first",
     )
