@@ -21,7 +21,7 @@ from graphfuse.kernels.row_tiles import (
     rows_of_program,
     step_of_row,
 )
-from graphfuse.kernels.tiles import after_previous, head_tile
+from graphfuse.kernels.tiles import ONCE, after_previous, head_tile
 
 
 @triton.jit
@@ -247,6 +247,6 @@ def gat_bwd_row_kernel(
             tl.store(partial_ptr + HEADS * DIM + heads, d_own, mask=mask_head)
     if whole:
         at = dx_ptr + offs_row * HEADS * DIM + offs_head
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE)
         at = d_a_src_ptr + offs_row * HEADS + heads
         tl.store(at, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_head)

@@ -17,7 +17,7 @@ from graphfuse.kernels.attention_windows import attention_window_kernel
 from graphfuse.kernels.merge_tiles import highest_of_slots, merge_task, over_slots, rows_by_heads
 from graphfuse.kernels.norm_tiles import after_residual, store_sum
 from graphfuse.kernels.run import Launch, accumulator, aligned, current_device
-from graphfuse.kernels.tiles import after_previous, rows_at
+from graphfuse.kernels.tiles import ONCE, after_previous, rows_at
 
 
 # Joins the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -75,7 +75,7 @@ def _attention_merge_kernel(
     out = after_residual(acc * norm, rows, offs_dim, mask, residual, R_STRIDE, DIM, EPS, ACC)
     offs_row, place = rows.to(tl.int64)[:, None], (head * DIM)[:, None] + offs_dim[None, :]
     store_sum(sum_ptr, x_ptr, out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
-    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE)
     if EDGE_DIM > 0:
         at = edge_sum_ptr + offs_out[:, None] * EDGE_DIM + offs_edge[None, :]
         tl.store(at, (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty), mask=mask_row[:, None] & mask_edge)

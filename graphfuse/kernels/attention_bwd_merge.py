@@ -9,7 +9,7 @@ from graphfuse.formats.walk import Walk
 from graphfuse.kernels import merge_shapes
 from graphfuse.kernels.merge_tiles import merge_task, over_slots, rows_by_heads, slice_width
 from graphfuse.kernels.run import Launch
-from graphfuse.kernels.tiles import after_previous, rows_at
+from graphfuse.kernels.tiles import ONCE, after_previous, rows_at
 
 
 # Adds the slices of a cut window (HEIGHT 16) or row (HEIGHT 1), in order.
@@ -69,7 +69,7 @@ def _merge(
     rows = rows_at(row_index_ptr, window * HEIGHT + inner)
     at = out_ptr + (rows.to(tl.int64) * OUT_STRIDE + head * DIM)[:, None] + offs_dim[None, :]
     live = (rows < num_rows) & (head < HEADS)
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim, eviction_policy="evict_first")
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & mask_dim, eviction_policy=ONCE)
 
 
 def merge_gradients(

@@ -18,6 +18,7 @@ from graphfuse.kernels.row_tiles import (
     together,
 )
 from graphfuse.kernels.tiles import (
+    ONCE,
     after_previous,
     beside_previous,
     head_tile,
@@ -186,9 +187,11 @@ def gradients_of_row(
                 tl.store(partial_ptr + HEADS * DIM + offs_query, d_edge_query, mask=mask_query)
     if whole:
         offs_out = offs_row * OUT_STRIDE + offs_head
-        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(first_ptr + offs_out, first.to(first_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE)
         if TRANSPOSED:
-            tl.store(second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+            tl.store(
+                second_ptr + offs_out, second.to(second_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE
+            )
         elif edge_attr_ptr is not None:
             at = d_edge_query_ptr + offs_row * HEADS * EDGE_DIM + offs_query
             tl.store(at, d_edge_query.to(d_edge_query_ptr.dtype.element_ty), mask=mask_query)

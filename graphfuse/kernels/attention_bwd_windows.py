@@ -24,7 +24,7 @@ from graphfuse.kernels.attention_tiles import (
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.tiles import after_previous, beside_previous, dot, load_bits, load_task
+from graphfuse.kernels.tiles import ONCE, after_previous, beside_previous, dot, load_bits, load_task
 
 
 @triton.jit
@@ -76,8 +76,12 @@ def attention_bwd_window_kernel(
     offs_dim, mask_dim, live = heads * DIM + dim, (dim < DIM) & (heads < HEADS), rows < num_rows
     mask = live & mask_dim
     offs_row = rows.to(tl.int64)
-    own = signed(tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy="evict_first"), SCALE)
-    own_value = tl.load(own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy="evict_first")
+    own = signed(
+        tl.load(own_ptr + offs_row * OWN_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy=ONCE), SCALE
+    )
+    own_value = tl.load(
+        own_value_ptr + offs_row * OWN_VALUE_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy=ONCE
+    )
     stats, mask_stats = stats_ptr + (offs_row * HEADS + heads) * 2, live & (heads < HEADS)
     if not TRANSPOSED:
         lse = tl.load(stats, mask=mask_stats, other=0.0)
@@ -170,8 +174,15 @@ def attention_bwd_window_kernel(
     if whole:
         mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
         at_out = (out_rows.to(tl.int64) * OUT_STRIDE)[:, None] + offs_out[None, :]
-        tl.store(first_ptr + at_out, first.to(first_ptr.dtype.element_ty), mask=mask_rows, eviction_policy="evict_first")
+        tl.store(
+            first_ptr + at_out, first.to(first_ptr.dtype.element_ty), mask=mask_rows, eviction_policy=ONCE
+        )
         if TRANSPOSED:
-            tl.store(second_ptr + at_out, second.to(second_ptr.dtype.element_ty), mask=mask_rows, eviction_policy="evict_first")
+            tl.store(
+                second_ptr + at_out,
+                second.to(second_ptr.dtype.element_ty),
+                mask=mask_rows,
+                eviction_policy=ONCE,
+            )
     if TRANSPOSED:
         after_previous()

@@ -26,6 +26,7 @@ from graphfuse.kernels.row_tiles import (
     together,
 )
 from graphfuse.kernels.tiles import (
+    ONCE,
     after_previous,
     head_tile,
     sum_of_products,
@@ -158,7 +159,12 @@ def attention_row_kernel(
     store_softmax(softmax_ptr, offs_row * HEADS + heads, mask_head, top, total)
     out = acc * norm
     store_sum(sum_ptr, x_ptr, out, offs_row, offs_head, mask, R_STRIDE, HEADS * DIM)
-    tl.store(out_ptr + offs_row * HEADS * DIM + offs_head, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+    tl.store(
+        out_ptr + offs_row * HEADS * DIM + offs_head,
+        out.to(out_ptr.dtype.element_ty),
+        mask=mask,
+        eviction_policy=ONCE,
+    )
     if edge_attr_ptr is not None:
         edge_sum = (edge_acc * norm).to(edge_sum_ptr.dtype.element_ty)
         tl.store(edge_sum_ptr + offs_row * HEADS * EDGE_DIM + offs_query, edge_sum, mask=mask_query)

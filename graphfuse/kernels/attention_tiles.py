@@ -329,21 +329,10 @@ def to_be_repeated(top, exact):
 
 @triton.jit
 def store_softmax(softmax_ptr, offs, mask, top, total):
-    # The running maximum and sum of a row and head, what backward makes weights of, if there is one. Both in
-    # one access: to store a number is as dear to L2 as to store the eight beside it.
+    # the running maximum and sum of a row and head, what backward makes weights of, if there is one
     if softmax_ptr is not None:
-        at = tl.expand_dims(softmax_ptr + offs * 2, -1) + tl.arange(0, 2)
-        tl.store(at, tl.join(shift_of(top), total), mask=tl.expand_dims(mask, -1))
-
-
-@triton.jit
-def store_softmaxes(softmax_ptr, rows, num_rows, head, numbers, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    # Likewise, of 16 rows and GROUP heads from `head` on; `numbers` is [16, 2 * GROUP].
-    nth = tl.arange(0, 2 * GROUP)[None, :]
-    mask = (rows < num_rows)[:, None]
-    if HEADS % GROUP > 0:
-        mask = mask & (head + nth // 2 < HEADS)
-    tl.store(softmax_ptr + ((rows.to(tl.int64) * HEADS + head) * 2)[:, None] + nth, numbers, mask=mask)
+        tl.store(softmax_ptr + offs * 2, shift_of(top), mask=mask)
+        tl.store(softmax_ptr + offs * 2 + 1, total, mask=mask)
 
 
 @triton.jit

@@ -26,13 +26,21 @@ from graphfuse.kernels.attention_tiles import (
     signed,
     small_scores,
     store_softmax,
-    store_softmaxes,
     summable,
     window_step,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
 from graphfuse.kernels.norm_tiles import after_residual, store_sum
-from graphfuse.kernels.tiles import after_previous, as_scores, dot, finite, load_bits, load_task, rows_at
+from graphfuse.kernels.tiles import (
+    ONCE,
+    after_previous,
+    as_scores,
+    dot,
+    finite,
+    load_bits,
+    load_task,
+    rows_at,
+)
 
 # The maximum of no scores. It is finite, so that exp2(-inf - LEAST) is 0 and exp2(LEAST - LEAST) 1.
 LEAST = tl.constexpr(-3e38)
@@ -231,7 +239,9 @@ def store_row(
         place = offs_dim[None, :]
         offs_row, sum_ptr = row.to(tl.int64)[:, None], residual[6]
         store_sum(sum_ptr, residual[0], out, offs_row, place, mask, R_STRIDE, HEADS * DIM)
-        tl.store(out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(
+            out_ptr + offs * DIM + place, out.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE
+        )
 
 
 @triton.jit
@@ -243,7 +253,7 @@ def store_group(
     # Rows of a group of heads, or of a slice their places in its slot. acc is [16, GROUP * BLOCK_DIM].
     rows, offs_dim, mask_dim = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
     place = tl.arange(0, GROUP * 16)
-    heads = head + place // 16
+    heads, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
     top *= 1 / LOG2_E
     whole = True
     if partial_ptr is not None:
@@ -255,10 +265,8 @@ def store_group(
             at_sum = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * (HEADS * DIM))[:, None]
             tl.store(at_sum + offs_dim[None, :], acc, mask=mask_dim[None, :])
     if whole:
-        if softmax_ptr is not None:
-            by_rows = tl.trans(shift_of(top).reshape(GROUP, 16)), tl.trans(total.reshape(GROUP, 16))
-            numbers = tl.join(by_rows[0], by_rows[1]).reshape(16, 2 * GROUP)
-            store_softmaxes(softmax_ptr, rows, num_rows, head, numbers, HEADS, GROUP)
+        mask = (its_row < num_rows) & (heads < HEADS)
+        store_softmax(softmax_ptr, its_row.to(tl.int64) * HEADS + heads, mask, top, total)
         norm = (inverse(total) / (1.0 - DROPOUT))[:, None]
         out = acc * own_of_flat(tl.broadcast_to(norm, (GROUP * 16, GROUP * BLOCK_DIM)), GROUP)
         at_out = out_ptr + (rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_dim[None, :]
@@ -268,7 +276,7 @@ def store_group(
             residual[6], residual[0], out, rows.to(tl.int64)[:, None], offs_dim[None, :], mask_out, R_STRIDE,
             HEADS * DIM,
         )  # fmt: skip
-        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out, eviction_policy="evict_first")
+        tl.store(at_out, out.to(out_ptr.dtype.element_ty), mask=mask_out, eviction_policy=ONCE)
 
 
 # GROUP heads of 16 rows, tensor cores; what a step has to know of the graph serves them all.
@@ -306,7 +314,7 @@ def attention_window_kernel(
     rows, heads, dim = group_tile(row_index_ptr, window, head, GROUP, BLOCK_DIM)
     mask = (rows < num_rows) & (heads < HEADS) & (dim < DIM)
     at = q_ptr + rows.to(tl.int64) * Q_STRIDE + (heads * DIM + dim)
-    q = resident(signed(tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first"), SCALE), GROUP, WARPS, ACC)
+    q = resident(signed(tl.load(at, mask=mask, other=0.0, eviction_policy=ONCE), SCALE), GROUP, WARPS, ACC)
     own_key = None
     if DROPOUT > 0:
         own_key = key_of(seed_ptr, rows_of_scores(row_index_ptr, window, GROUP, ACC), heads, False)

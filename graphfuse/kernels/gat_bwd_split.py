@@ -56,7 +56,16 @@ from graphfuse.kernels.gat_records import (
 from graphfuse.kernels.gat_results import each_its_own
 from graphfuse.kernels.gat_tiles import one_of_eight, split_factors
 from graphfuse.kernels.merge_tiles import slice_width
-from graphfuse.kernels.tiles import as_scores, dot, load_bits, load_task, nothing, rows_at, rows_of_product
+from graphfuse.kernels.tiles import (
+    ONCE,
+    as_scores,
+    dot,
+    load_bits,
+    load_task,
+    nothing,
+    rows_at,
+    rows_of_product,
+)
 
 
 @triton.jit
@@ -82,7 +91,12 @@ def store_gradients(
     for pair in tl.static_range(0, GROUP, PAIR):
         _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
         mask_tile = (rows < num_rows)[:, None] & mask[None, :]
-        x = tl.load(x_ptr + offs_row[:, None] * X_STRIDE + offs[None, :], mask=mask_tile, other=0.0, eviction_policy="evict_first")
+        x = tl.load(
+            x_ptr + offs_row[:, None] * X_STRIDE + offs[None, :],
+            mask=mask_tile,
+            other=0.0,
+            eviction_policy=ONCE,
+        )
         tiles += (as_scores(x, 1, ACC),)
         if LOOPS:
             at = grad_ptr + offs_row[:, None] * GRAD_STRIDE + offs[None, :]
@@ -125,7 +139,6 @@ def store_gradients(
         _rows, offs, mask = side_by_side(row_index_ptr, window, head + pair, HEADS, DIM, PAIR, BLOCK_DIM)
         mask_tile = (rows < num_rows)[:, None] & mask[None, :]
         dx = each_its_own(parts, pair, PAIR, WIDTH)
-        heads, d_own = head + pair + tl.arange(0, PAIR)[None, :], each_its_own(d_owns, pair, PAIR, PAIR)
         whole = True
         if partial_ptr is not None:
             whole = slot < 0
@@ -133,12 +146,15 @@ def store_gradients(
                 SLOT: tl.constexpr = slice_width(HEADS * DIM, HEADS)
                 at_slot = partial_ptr + (slot.to(tl.int64) * 16 + tl.arange(0, 16)) * SLOT
                 tl.store(at_slot[:, None] + offs[None, :], dx, mask=mask[None, :])
-                tl.store(at_slot[:, None] + HEADS * DIM + heads, d_own)
+                for place in tl.static_range(PAIR):
+                    tl.store(at_slot + (HEADS * DIM + head + pair + place), d_owns[pair + place])
         if whole:
             at_dx = dx_ptr + (offs_row * (HEADS * DIM))[:, None] + offs[None, :]
-            tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile, eviction_policy="evict_first")
-            at_own = d_a_src_ptr + (offs_row * HEADS)[:, None] + heads
-            tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None])
+            tl.store(at_dx, dx.to(dx_ptr.dtype.element_ty), mask=mask_tile, eviction_policy=ONCE)
+            for place in tl.static_range(PAIR):
+                at_own = d_a_src_ptr + offs_row * HEADS + (head + pair + place)
+                result = d_owns[pair + place].to(d_a_src_ptr.dtype.element_ty)
+                tl.store(at_own, result, mask=rows < num_rows)
 
 
 @triton.jit

@@ -26,12 +26,14 @@ from graphfuse.kernels.gat_bwd_split import split_walk
 from graphfuse.kernels.gat_records import load_known
 from graphfuse.kernels.merge_tiles import slice_width
 from graphfuse.kernels.tiles import (
+    ONCE,
     after_previous,
     as_scores,
     dot,
     load_bits,
     load_task,
     quads_apart,
+    rows_at,
 )
 
 
@@ -111,7 +113,7 @@ def score_walk(
     mask_head = heads < HEADS
     mask = (rows < num_rows) & (dim < DIM) & mask_head
     offs_row, offs_dim = rows.to(tl.int64), heads * DIM + dim
-    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy="evict_first")
+    x = tl.load(x_ptr + offs_row * X_STRIDE + offs_dim, mask=mask, other=0.0, eviction_policy=ONCE)
     own = load_numbers(a_src_ptr, rows, heads, (rows < num_rows) & mask_head, HEADS).to(ACC)
     APART: tl.constexpr = 8 * WARPS
     ROWS: tl.constexpr = (GROUP, 16, APART) if GROUP > 1 else (16, APART)
@@ -170,12 +172,13 @@ def score_walk(
         dx = dot(flat(dropped.to(grad.dtype), GROUP), grad, dx, ACC)
     d_own, dx = flat(tl.sum(d_own, -1) * (1 / LOG2_E), GROUP), own_of_flat(dx, GROUP)
     out_rows, offs_out, mask_out = side_by_side(row_index_ptr, window, head, HEADS, DIM, GROUP, BLOCK_DIM)
-    offs_own = head + tl.arange(0, GROUP)[None, :]
+    place = tl.arange(0, GROUP * 16)
+    its_head, its_row = head + place // 16, rows_at(row_index_ptr, window * 16 + place % 16)
     # an Inf in the x of a source without edges, times a weight of 0, would be no number
-    some = ((tl.reduce(seen, 0, either) >> tl.arange(0, 16)) & 1) != 0
+    some = ((tl.reduce(seen, 0, either) >> (place % 16)) & 1) != 0
     if LOOPS:
-        some = some | (first & (out_rows < num_loops))
-    d_own = tl.where(some[:, None], tl.trans(d_own.reshape(GROUP, 16)), 0.0)
+        some = some | (first & (its_row < num_loops))
+    d_own = tl.where(some, d_own, 0.0)
     whole = True
     if partial_ptr is not None:
         whole = slot < 0
@@ -183,15 +186,14 @@ def score_walk(
             WIDTH: tl.constexpr = slice_width(HEADS * DIM, HEADS)
             at = partial_ptr + ((slot.to(tl.int64) * 16 + tl.arange(0, 16)) * WIDTH)[:, None]
             tl.store(at + offs_out[None, :], dx, mask=mask_out[None, :])
-            tl.store(at + HEADS * DIM + offs_own, d_own, mask=offs_own < HEADS)
+            at_own = partial_ptr + (slot.to(tl.int64) * 16 + place % 16) * WIDTH + (HEADS * DIM + its_head)
+            tl.store(at_own, d_own, mask=its_head < HEADS)
     if whole:
         at = dx_ptr + (out_rows.to(tl.int64) * (HEADS * DIM))[:, None] + offs_out[None, :]
         mask_rows = (out_rows < num_rows)[:, None] & mask_out[None, :]
-        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows, eviction_policy="evict_first")
-        at_own = d_a_src_ptr + (out_rows.to(tl.int64) * HEADS)[:, None] + offs_own
-        mask_own = (out_rows < num_rows)[:, None]
-        if HEADS % GROUP > 0:
-            mask_own = mask_own & (offs_own < HEADS)
+        tl.store(at, dx.to(dx_ptr.dtype.element_ty), mask=mask_rows, eviction_policy=ONCE)
+        at_own = d_a_src_ptr + its_row.to(tl.int64) * HEADS + its_head
+        mask_own = (its_row < num_rows) & (its_head < HEADS)
         tl.store(at_own, d_own.to(d_a_src_ptr.dtype.element_ty), mask=mask_own)
 
 

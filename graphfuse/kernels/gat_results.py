@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from graphfuse.kernels.additive_tiles import store_features
-from graphfuse.kernels.attention_tiles import LOG2_E, shift_of, store_softmaxes
+from graphfuse.kernels.attention_tiles import LOG2_E, store_softmax
 from graphfuse.kernels.tiles import rows_at
 
 
@@ -27,7 +27,7 @@ def each_its_own(parts, FIRST: tl.constexpr, PAIR: tl.constexpr, WIDTH: tl.const
 
 
 @triton.jit
-def store_states(
+def store_softmaxes(
     softmax_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, states, HEADS: tl.constexpr,
     GROUP: tl.constexpr, TILTED: tl.constexpr,
 ):  # fmt: skip
@@ -44,14 +44,11 @@ def store_states(
                 tl.store(at + 1, states[g][1], mask=head + g < HEADS)
                 if TILTED:
                     tl.store(at + 2, states[g][2], mask=head + g < HEADS)
-    if whole and softmax_ptr is not None:
-        nth = tl.arange(0, 2 * GROUP)[None, :]
-        top, total = tile_of(states[0][0], 2 * GROUP), tile_of(states[0][1], 2 * GROUP)
-        for g in tl.static_range(1, GROUP):
-            top = tl.where(nth // 2 == g, states[g][0][:, None], top)
-            total = tl.where(nth // 2 == g, states[g][1][:, None], total)
-        numbers = tl.where(nth % 2 == 0, shift_of(top / LOG2_E), total)
-        store_softmaxes(softmax_ptr, rows, num_rows, head, numbers, HEADS, GROUP)
+    if whole:
+        place = rows.to(tl.int64) * HEADS + head
+        for g in tl.static_range(GROUP):
+            mask = (rows < num_rows) & (head + g < HEADS)
+            store_softmax(softmax_ptr, place + g, mask, states[g][0] / LOG2_E, states[g][1])
 
 
 @triton.jit

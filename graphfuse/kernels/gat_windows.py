@@ -28,7 +28,7 @@ from graphfuse.kernels.attention_tiles import (
     summable,
 )
 from graphfuse.kernels.dropout import kept, key_of, of_copy
-from graphfuse.kernels.gat_results import each_its_own, store_states, store_sums
+from graphfuse.kernels.gat_results import each_its_own, store_softmaxes, store_sums
 from graphfuse.kernels.gat_steps import attend
 from graphfuse.kernels.tiles import (
     after_previous,
@@ -202,7 +202,7 @@ def walk(
             good &= summable(states[g][1], seen)
         whole = whole & held(good)
     if not GUESS or whole:
-        store_states(
+        store_softmaxes(
             softmax_ptr, slots_ptr, row_index_ptr, window, slot, num_rows, head, states, HEADS, GROUP, TILTED
         )
     if whole:

@@ -16,6 +16,7 @@ from graphfuse.kernels.row_tiles import (
     together,
 )
 from graphfuse.kernels.tiles import (
+    ONCE,
     after_previous,
     beside_previous,
     head_tile,
@@ -154,7 +155,7 @@ def gradients_of_row(
                 tl.store(partial_ptr + HEADS * DIM + offs_head, d_att, mask=mask)
     if whole:
         at = offs_row * HEADS * DIM + offs_head
-        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+        tl.store(first_ptr + at, first.to(first_ptr.dtype.element_ty), mask=mask, eviction_policy=ONCE)
         if not TRANSPOSED:
             tl.store(d_att_ptr + at, d_att.to(d_att_ptr.dtype.element_ty), mask=mask)
 

@@ -8,6 +8,9 @@ from graphfuse.kernels.device import INTERPRETING
 _INTERPRETING = tl.constexpr(INTERPRETING)
 # float32 products to the last bit or so, from six in bfloat16 (its default would be TF32)
 _FLOAT32 = tl.constexpr("ieee" if INTERPRETING else "bf16x6")
+# The policy for what a kernel reads or writes once: it leaves L2 before what other programs will gather
+# (results: read_once.md). Where all of it fits, nothing leaves.
+ONCE = tl.constexpr("evict_first")
 
 
 @triton.jit
@@ -109,11 +112,11 @@ def rows_and_heads(
 
 
 @triton.jit
-def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ONCE: tl.constexpr = False):
+def load_rows(ptr, offs, live, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, READ_ONCE: tl.constexpr = False):
     # Rows of DIM features that begin at the offsets, 0 where not live.
     offs_dim = tl.arange(0, BLOCK_DIM)[None, :]
     mask = live[:, None] & (offs_dim < DIM)
-    policy: tl.constexpr = "evict_first" if ONCE else ""
+    policy: tl.constexpr = ONCE if READ_ONCE else ""
     return tl.load(ptr + offs[:, None] + offs_dim, mask=mask, other=0.0, eviction_policy=policy)
 
 
@@ -338,7 +341,7 @@ def finish_tile(
             aggregate_ptr + offs_row[:, None] * DIM + offs_dim[None, :],
             acc.to(aggregate_ptr.dtype.element_ty),
             mask=mask,
-            eviction_policy="evict_first",
+            eviction_policy=ONCE,
         )
     if weight_ptr is None:
         _store(acc, bias_ptr, out_ptr, offs_row, mask_row, offs_dim, mask_dim, OUT_DIM, RELU, ACC)
@@ -370,5 +373,5 @@ def _store(
         out_ptr + offs_row[:, None] * OUT_DIM + offs_out[None, :],
         y.to(out_ptr.dtype.element_ty),
         mask=mask_row[:, None] & mask_out[None, :],
-        eviction_policy="evict_first",
+        eviction_policy=ONCE,
     )
