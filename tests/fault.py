@@ -13,6 +13,7 @@ KINDS = (
     "missing merge",
     "dropped tail",
     "half precision where float32 is due",
+    "a number that threads do not share",
     "race",
     "int32 offset",
     "stale record",

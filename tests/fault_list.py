@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fault import Fault, select
+from tests.fault_list_bits import OF_BITS
 from tests.fault_list_gat import OF_GAT
 from tests.fault_list_records import OF_RECORDS
 
@@ -204,33 +205,6 @@ FAULTS = (
         select("ops/test_additive_attention", "test_gat and rows and hub"),
     ),
     Fault(
-        "spmm-window-bits",
-        "half precision where float32 is due",
-        "the window kernel drops the last 13 of the 24 bits of x",
-        "kernels/tiles.py",
-        'step = tl.dot(a, x - high, tl.zeros_like(acc), input_precision="tf32", out_dtype=ACC)',
-        "step = tl.zeros_like(acc)",
-        _SPMM,
-    ),
-    Fault(
-        "attention-row-bits",
-        "half precision where float32 is due",
-        "keys are rounded to float16 before the scores are summed",
-        "kernels/attention_rows.py",
-        "s = sum_of_products(q[None, :, :], k, live",
-        "s = sum_of_products(q[None, :, :], k.to(tl.float16).to(ACC), live",
-        select("ops/test_attention", "output_and_gradients and float32 and rows and ragged"),
-    ),
-    Fault(
-        "dense-product-bits",
-        "half precision where float32 is due",
-        "products in float32 are those of operands in float16",
-        "kernels/tiles.py",
-        "return tl.dot(a, b, acc, input_precision=_FLOAT32, out_dtype=ACC)",
-        "return tl.dot(a.to(tl.float16), b.to(tl.float16), acc, out_dtype=ACC)",
-        select("kernels/test_linear", "float32"),
-    ),
-    Fault(
         "gate-shares-a-slot",
         "race",
         "two programs of the gate's backward write their sums to one place",
@@ -394,6 +368,7 @@ FAULTS = (
         "rows = window * HEIGHT + inner",
         select("ops/test_reordered", "test_attention and late_hub"),
     ),
+    *OF_BITS,
     *OF_GAT,
     *OF_RECORDS,
 )

@@ -67,9 +67,9 @@ def gradients_of_row(
 ):  # fmt: skip
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
-    WIDTH: tl.constexpr = DIM if OTHER_STRIDE % 2 == 0 else 1  # for both see forward
-    EDGE_WIDTH: tl.constexpr = EDGE_DIM if WIDTH % 2 == 0 and WIDTH >= 8 else 1
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
+    WIDTH: tl.constexpr = DIM if OTHER_STRIDE % 2 == 0 else 1  # for both see forward
+    EDGE_WIDTH: tl.constexpr = 1 if PRECISE else EDGE_DIM
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM

@@ -45,7 +45,7 @@ def sums_of_row(
     # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
     # is not far from that; 0 if it is None, which costs a score nothing.
     WIDTH: tl.constexpr = DIM if K_STRIDE % 2 == 0 else 1
-    EDGE_WIDTH: tl.constexpr = EDGE_DIM if WIDTH % 2 == 0 and WIDTH >= 8 else 1  # its tile is as that of k
+    EDGE_WIDTH: tl.constexpr = 1 if PRECISE else EDGE_DIM  # how its tile is laid out is up to the compiler
     top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
     total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
     acc = tl.zeros((EDGES, BLOCK_HEADS, BLOCK_DIM), dtype=ACC)

@@ -92,8 +92,8 @@ def rounded_product(a, b, live):
 def sum_of_products(a, b, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
     # The sum of products where live. A thread with more than one of them adds its own before any other's,
     # which leaves nothing to be unrounded. Rows of an even WIDTH, an even number apart, bring a thread two or
-    # more if the tile has as many, which is for the launch table to see to; a tile that has the layout of
-    # other loads comes with WIDTH 1, unless these do.
+    # more if the tile has as many, which is for the launch table to see to. A tile that may have the layout
+    # of other loads comes with WIDTH 1.
     x = a * b
     if WIDTH % 2 == 1 or WIDTH < 8 or x.numel < 64:
         x = rounded_product(a, b, live)

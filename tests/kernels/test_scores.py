@@ -38,7 +38,7 @@ fma.rn.f32 %r8, %r7, %r5, %r2;
 def weighs_unrounded(ptx: str) -> bool:
     """Whether an exponential depends on a product that was added to another thread's number unrounded."""
     shuffled, apart, weighs = set[str](), set[str](), False
-    for guarded in ptx.splitlines() * 2:  # once more for what a loop carries
+    for guarded in ptx.splitlines():
         line = re.sub(r"@!?%p\d+", "", guarded).strip()
         registers = re.findall(r"%\w+", line)
         if line.startswith("st"):  # stores write no register
