@@ -48,6 +48,8 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
+    # what is an even number of features apart, see `sum_of_products`
+    WIDTH: tl.constexpr = DIM if SRC_STRIDE % 2 == 0 and DST_STRIDE % 2 == 0 else 1
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS
@@ -110,7 +112,7 @@ def gradients_of_row(
             other_key = key_of(seed_ptr, column[:, None], heads[None, :], not TRANSPOSED)
             factor = kept(own_key, of_copy(other_key, copy[:, None]), DROPOUT, 1.0 / (1.0 - DROPOUT))
         bent = bent_rows(u, SLOPE)
-        s = scores_of(bent, att, gathered, DIM, ACC)  # as forward adds it up
+        s = scores_of(bent, att, gathered, WIDTH, ACC)  # as forward adds it up
         base = delta
         if ALONE and TRANSPOSED:
             at = addresses(out_ptr, offs_other, offs_head, HEADS * DIM)

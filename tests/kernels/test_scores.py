@@ -14,8 +14,10 @@ import json, sys
 
 from tests.kernels import aot
 
-cases = getattr(aot, sys.argv[1])("fp32", *json.loads(sys.argv[2]))
-for case in cases:
+kernels, (heads, dim, *edge_dim), odd = sys.argv[1], *map(json.loads, sys.argv[2:])
+for case in getattr(aot, kernels)("fp32", heads, dim, *edge_dim):
+    strides = dict.fromkeys(case.constants.keys() & aot.ROW_STRIDES, heads * dim + odd)
+    case = case._replace(constants={**case.constants, **strides})
     if "_row_kernel" in case.name and "-0.0-" in case.name and "gat_" not in case.name:
         print(json.dumps(aot.compiled(case, "sm_90").asm["ptx"]))
 """
@@ -67,7 +69,13 @@ def test_scores_of_gatv2(shape: tuple[int, int]) -> None:
     assert_rounded("additive_attention", shape)
 
 
-def assert_rounded(kernels: str, shape: tuple[int, ...]) -> None:
+def test_rows_an_odd_number_apart() -> None:
+    """They are loaded one number at a time, whatever their width."""
+    assert_rounded("sparse_attention", (1, 16, 0), odd=1)
+    assert_rounded("additive_attention", (4, 8), odd=1)
+
+
+def assert_rounded(kernels: str, shape: tuple[int, ...], odd: int = 0) -> None:
     """Of float32, where a product of two numbers is not exact."""
-    found = without_interpreter(COMPILES, kernels, json.dumps(shape)).splitlines()
+    found = without_interpreter(COMPILES, kernels, json.dumps(shape), json.dumps(odd)).splitlines()
     assert len(found) > 2 and not any(weighs_unrounded(json.loads(ptx)) for ptx in found)
