@@ -21,7 +21,7 @@ from graphfuse.kernels.row_tiles import (
     rows_of_program,
     step_of_row,
 )
-from graphfuse.kernels.tiles import ONCE, after_previous, head_tile
+from graphfuse.kernels.tiles import ONCE, after_previous, head_tile, loaded_width
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def sums_of_row(
                     own_at = loop_edge_ptr + (tl.cast(row, tl.int64) * HEADS * DIM + offs_head)
                     at = tl.where(its_loop[:, None, None], own_at[None, :, :], at)
                 u = sum_of_rows(u, tl.load(at, mask=gathered, other=0.0))
-            s = scores_of(bent_rows(u, SLOPE), att, gathered, DIM if X_STRIDE % 2 == 0 else 1, ACC)
+            s = scores_of(bent_rows(u, SLOPE), att, gathered, loaded_width(DIM, X_STRIDE), ACC)
         else:
             if PRECISE and DROPOUT == 0 and BLOCK_HEADS > 1 and BLOCK_HEADS * BLOCK_DIM <= 64:
                 rows = all_together(rows, end >> 31)  # of others the compiler does by itself

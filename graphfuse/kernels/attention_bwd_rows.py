@@ -22,6 +22,7 @@ from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
+    loaded_width,
     sum_of_products,
 )
 
@@ -68,8 +69,8 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = own_ptr.dtype.element_ty.primitive_bitwidth > 16
-    WIDTH: tl.constexpr = DIM if OTHER_STRIDE % 2 == 0 else 1  # for both see forward
-    EDGE_WIDTH: tl.constexpr = 1 if PRECISE else EDGE_DIM
+    WIDTH: tl.constexpr = loaded_width(DIM, OTHER_STRIDE)
+    EDGE_WIDTH: tl.constexpr = 1 if PRECISE else EDGE_DIM  # as in forward
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     offs_edge = tl.arange(0, BLOCK_EDGE)
     mask_head, mask_edge = heads < HEADS, offs_edge < EDGE_DIM

@@ -29,6 +29,7 @@ from graphfuse.kernels.tiles import (
     ONCE,
     after_previous,
     head_tile,
+    loaded_width,
     sum_of_products,
 )
 
@@ -44,7 +45,6 @@ def sums_of_row(
 ):  # fmt: skip
     # The maximum of a row's scores, and what it adds up, which is the same for any `shift` of its heads that
     # is not far from that; 0 if it is None, which costs a score nothing.
-    WIDTH: tl.constexpr = DIM if K_STRIDE % 2 == 0 else 1
     EDGE_WIDTH: tl.constexpr = 1 if PRECISE else EDGE_DIM  # how its tile is laid out is up to the compiler
     top = tl.full((EDGES, BLOCK_HEADS), float("-inf"), dtype=ACC)
     total = tl.zeros((EDGES, BLOCK_HEADS), dtype=ACC)
@@ -67,7 +67,7 @@ def sums_of_row(
             v = tl.load(at, mask=gathered, other=0.0).to(ACC)
             if PRECISE and BLOCK_HEADS == 1 and BLOCK_DIM <= 64:  # of others the compiler does by itself
                 k = together(k, v, end >> 31)
-        s = sum_of_products(q[None, :, :], k, live[:, None, None], 2, WIDTH)
+        s = sum_of_products(q[None, :, :], k, live[:, None, None], 2, loaded_width(DIM, K_STRIDE))
         if key_scale_ptr is not None:
             offs_scale = column[:, None].to(tl.int64) * HEADS + heads[None, :]
             s *= tl.load(key_scale_ptr + offs_scale, mask=live[:, None] & mask_head[None, :], other=0.0)

@@ -20,6 +20,7 @@ from graphfuse.kernels.tiles import (
     after_previous,
     beside_previous,
     head_tile,
+    loaded_width,
 )
 
 _COUNTS = ["num_tasks", "num_rows", "num_loops", "split"]
@@ -48,8 +49,7 @@ def gradients_of_row(
     # What the kernels below do for the edges [begin, end) of a row. ALONE, of float32: there was no delta
     # kernel, stats are the softmax of forward, and out is read for either direction.
     PRECISE: tl.constexpr = x_src_ptr.dtype.element_ty.primitive_bitwidth > 16
-    # what is an even number of features apart, see `sum_of_products`
-    WIDTH: tl.constexpr = DIM if SRC_STRIDE % 2 == 0 and DST_STRIDE % 2 == 0 else 1
+    WIDTH: tl.constexpr = loaded_width(loaded_width(DIM, SRC_STRIDE), DST_STRIDE)
     offs_row = tl.cast(row, tl.int64)
     heads, offs_head, mask = head_tile(HEADS, DIM, BLOCK_HEADS, BLOCK_DIM)
     mask_head = heads < HEADS

@@ -91,13 +91,19 @@ def rounded_product(a, b, live):
 @triton.jit
 def sum_of_products(a, b, live, AXIS: tl.constexpr, WIDTH: tl.constexpr):
     # The sum of products where live. A thread with more than one of them adds its own before any other's,
-    # which leaves nothing to be unrounded. Rows of an even WIDTH, an even number apart, bring a thread two or
-    # more if the tile has as many, which is for the launch table to see to. A tile that may have the layout
-    # of other loads comes with WIDTH 1.
-    x = a * b
-    if WIDTH % 2 == 1 or WIDTH < 8 or x.numel < 64:
-        x = rounded_product(a, b, live)
-    return tl.sum(x, AXIS)
+    # which leaves nothing to be unrounded. Rows of an even WIDTH bring a thread two or more if the tile has
+    # as many, which is for the launch table to see to, unless they are an odd number apart. A tile that may
+    # have the layout of other loads comes with WIDTH 1.
+    product = a * b
+    if WIDTH % 2 == 1 or WIDTH < 8 or product.numel < 64:
+        product = rounded_product(a, b, live)
+    return tl.sum(product, AXIS)
+
+
+@triton.constexpr_function
+def loaded_width(dim, stride):
+    # WIDTH for rows of so many features that are so far apart
+    return dim if stride % 2 == 0 else 1
 
 
 @triton.jit
