@@ -88,9 +88,11 @@ class Launch:
             other._grid = (programs, self._grid[1])
         return other
 
-    def options(self, index: int) -> dict[str, Any]:
-        """What it is compiled with for device ``index``."""
-        return {**self._options, "launch_pdl": True} if _overlaps(index) else self._options
+    def options(self, index: int, *tensors: Tensor | None) -> dict[str, Any]:
+        """What it is compiled with for device ``index`` and such tensors."""
+        options = {**self._options, "launch_pdl": True} if _overlaps(index) else self._options
+        # loaded one by one, numbers leave a thread one product of a sum: see `sum_of_products` of tiles.py
+        return {**options, "enable_fp_fusion": False} if _one_by_one(tensors) else options
 
     def compile(
         self, outputs: tuple[Tensor | None, ...], operands: tuple[Tensor | None, ...], index: int
@@ -98,7 +100,8 @@ class Launch:
         """What is launched with such arguments, as Triton compiles it or has it in its cache."""
         arguments = (*outputs, *self._structure, *operands, *self._rest)
         with of_one_warp(self._packed):
-            return self._kernel.warmup(*arguments, grid=self._grid, **self.options(index))
+            options = self.options(index, *outputs, *operands)
+            return self._kernel.warmup(*arguments, grid=self._grid, **options)
 
     def __call__(
         self,
@@ -136,7 +139,7 @@ class Launch:
         if _all_aligned(*self._structure):
             tensors = (*outputs, *self._structure, *operands)
             known = specialization(self._kernel, tensors, self._rest)
-            key = (index, places, *self.options(index).values(), *known)
+            key = (index, places, *self.options(index, *outputs, *operands).values(), *known)
             found = _COMPILED.get(key)
         if found is not None:
             self._compiled[places] = found
@@ -183,6 +186,11 @@ def addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:
 def _places(*tensors: Tensor | None) -> tuple[bool, ...]:
     # which start on 16 bytes, all that Triton tells apart in an address
     return tuple([tensor is None or tensor.data_ptr() & 15 == 0 for tensor in tensors])
+
+
+def _one_by_one(tensors: Iterable[Tensor | None]) -> bool:
+    # whether one of float32, whose products are not exact, starts where no access of 16 bytes does
+    return any(t is not None and t.dtype == torch.float32 and t.data_ptr() & 15 > 0 for t in tensors)
 
 
 def specialization(kernel: Any, tensors: Iterable[Tensor | None], rest: tuple[Any, ...]) -> tuple[Any, ...]:

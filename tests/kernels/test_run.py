@@ -119,6 +119,19 @@ def test_each_alignment_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert jitted.launched == (turn + 1) * (len(cases) + 1)
 
 
+def test_products_are_not_fused_where_float32_starts_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_overlaps", lambda index: True)
+    launch, memory = run.Launch(Compiler(), 1, 1, (), ()), torch.zeros(64)
+    for tensors, fused in (
+        ((memory, None), True),
+        ((memory, memory[1:]), False),
+        ((memory[2:],), False),
+        ((memory[4:], memory.half()[1:]), True),  # whose products are exact
+    ):
+        options = launch.options(0, *tensors)
+        assert options == {"num_warps": 1, "enable_fp_fusion": fused, "launch_pdl": True}
+
+
 @pytest.mark.parametrize(
     ("known", "scratch", "direct"),
     [(True, 0, True), (True, 16, False), (True, None, False), (False, 0, False)],

@@ -12,9 +12,19 @@ from tests.kernels.compiled import without_interpreter
 COMPILES = """
 import json, sys
 
+import torch
+import triton
+
+from graphfuse.kernels import run
 from tests.kernels import aot
 
-kernels, (heads, dim, *edge_dim), odd = sys.argv[1], *map(json.loads, sys.argv[2:])
+kernels, (heads, dim, *edge_dim), odd, first = sys.argv[1], *map(json.loads, sys.argv[2:])
+run._overlaps = lambda index: False
+given = run.Launch(None, 1, 1, (), ()).options(0, torch.zeros(5)[first:])
+compile, aot.ALIGNED = triton.compile, [["tt.divisibility", 4 if first else 16]]
+triton.compile = lambda source, target, options: compile(
+    source, target=target, options={**options, "enable_fp_fusion": given["enable_fp_fusion"]}
+)
 for case in getattr(aot, kernels)("fp32", heads, dim, *edge_dim):
     strides = dict.fromkeys(case.constants.keys() & aot.ROW_STRIDES, heads * dim + odd)
     case = case._replace(constants={**case.constants, **strides})
@@ -75,7 +85,20 @@ def test_rows_an_odd_number_apart() -> None:
     assert_rounded("additive_attention", (4, 8), odd=1)
 
 
-def assert_rounded(kernels: str, shape: tuple[int, ...], odd: int = 0) -> None:
-    """Of float32, where a product of two numbers is not exact."""
-    found = without_interpreter(COMPILES, kernels, json.dumps(shape), json.dumps(odd)).splitlines()
+def test_rows_that_start_anywhere() -> None:
+    """Likewise: kernels are compiled for such tensors by themselves, and fuse no products."""
+    assert_rounded("sparse_attention", (4, 32, 0), first=1)
+    assert_rounded("additive_attention", (4, 8), first=1)
+
+
+def assert_rounded(kernels: str, shape: tuple[int, ...], odd: int = 0, first: int = 0) -> None:
+    """Of float32, where a product of two numbers is not exact.
+
+    Args:
+        kernels: A function of ``aot.py``.
+        shape: Its heads, and so on.
+        odd: How much farther apart rows are than their features.
+        first: Where tensors start, in features of an aligned one.
+    """
+    found = without_interpreter(COMPILES, kernels, *map(json.dumps, (shape, odd, first))).splitlines()
     assert len(found) > 2 and not any(weighs_unrounded(json.loads(ptx)) for ptx in found)
