@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from tests.fault import Fault, select
-from tests.fault_list_bits import OF_BITS
+from tests.fault_list_bits import OF_BITS, SPMM
 from tests.fault_list_gat import OF_GAT
 from tests.fault_list_records import OF_RECORDS
 
-_SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
 _SPMM_CUT = select("ops/test_spmm", "cut_windows and hub and False")
 _FAR = "kernels/test_run"
 # lines that follow, where one alone would stand there twice
@@ -22,7 +21,7 @@ FAULTS = (
         "kernels/tiles.py",
         "next_bits = load_bits(row_mask_ptr, begin, end, COLUMNS, SIZE)",
         "next_bits = load_bits(row_mask_ptr, begin, end + 1, COLUMNS, SIZE)",
-        _SPMM,
+        SPMM,
     ),
     Fault(
         "attention-window-mask",
@@ -184,7 +183,7 @@ FAULTS = (
         "kernels/row_tiles.py",
         "for start in tl.range(begin, end, EDGES, num_stages=STAGES):",
         "for start in tl.range(begin, end - EDGES + 1, EDGES, num_stages=STAGES):",
-        _SPMM,
+        SPMM,
     ),
     Fault(
         "gat-backward-quads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fault import Fault, select
 
-_SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
+SPMM = select("ops/test_spmm", "test_widths and float32 and 33")
 
 OF_BITS = (
     Fault(
@@ -14,7 +14,7 @@ OF_BITS = (
         "kernels/tiles.py",
         'step = tl.dot(a, x - high, tl.zeros_like(acc), input_precision="tf32", out_dtype=ACC)',
         "step = tl.zeros_like(acc)",
-        _SPMM,
+        SPMM,
     ),
     Fault(
         "attention-row-bits",
